@@ -1,0 +1,5 @@
+import sys
+
+from holdfast.demo import main
+
+sys.exit(main())

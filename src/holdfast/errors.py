@@ -1,0 +1,118 @@
+"""The tree of errors. Each has the exit code of the command line, and carries its facts as attributes.
+
+    HoldfastError                  1
+      NoCheckpoint                 3   nothing committed at that address
+      Mismatch                     5   what is stored and what is live differ; live state was not touched
+      Corrupt                      4   stored bytes are not what was captured
+      Unavailable                  7   the store does not answer, or refuses
+        NoSpace                    8   it does not fit
+      Deadline                     7   a wait ran out
+      Superseded                   6   a newer attempt has taken over the run
+      Overdue                      1   more than `lose_at_most` would be lost
+      Refused                      6   would lose or mix data
+        StepExists                 6   the decision about this step was already taken
+      Unsupported                  2   a value, a dtype or an object that has no stored form
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HoldfastError(Exception):
+    """The root of all errors that holdfast raises on purpose."""
+
+    exit_code = 1
+
+
+class NoCheckpoint(HoldfastError):
+    """Nothing committed at that address."""
+
+    exit_code = 3
+
+
+class Mismatch(HoldfastError):
+    """The stored and the live state differ in names, shapes, dtypes or aliases. Live state was not touched.
+
+    Attributes:
+        differences: one line for each difference.
+    """
+
+    exit_code = 5
+
+    def __init__(self, message: str, differences: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.differences = differences
+
+
+class Corrupt(HoldfastError):
+    """Stored bytes are not what was captured.
+
+    Attributes:
+        file: path in the run; tensor: logical name or None; offset: first damaged byte in the file, or None.
+    """
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, file: str = "", tensor: str | None = None, offset: int | None = None) -> None:
+        super().__init__(message)
+        self.file = file
+        self.tensor = tensor
+        self.offset = offset
+
+
+class Unavailable(HoldfastError):
+    """The store does not answer, or refuses: permissions, a missing directory, an input or output error."""
+
+    exit_code = 7
+
+
+class NoSpace(Unavailable):
+    """The disk or the quota is full. Nothing committed was harmed."""
+
+    exit_code = 8
+
+
+class Deadline(HoldfastError):
+    """A wait ran out; the message names who is missing, in which phase, and after how long."""
+
+    exit_code = 7
+
+
+class Superseded(HoldfastError):
+    """A newer attempt has taken over the run; this writer must stop.
+
+    Attributes:
+        attempt: ours; newer: the newest one.
+    """
+
+    exit_code = 6
+
+    def __init__(self, message: str, *, attempt: int = 0, newer: int = 0) -> None:
+        super().__init__(message)
+        self.attempt = attempt
+        self.newer = newer
+
+
+class Overdue(HoldfastError):
+    """More than `lose_at_most` would be lost if the job died now."""
+
+
+class Refused(HoldfastError):
+    """What was asked would lose or mix data."""
+
+    exit_code = 6
+
+
+class StepExists(Refused):
+    """The create-once decision about this step was already taken; `existing` is its record."""
+
+    def __init__(self, message: str, existing: Any = None) -> None:
+        super().__init__(message)
+        self.existing = existing
+
+
+class Unsupported(HoldfastError):
+    """A value, a dtype or an object that has no stored form; the message names its path and the way out."""
+
+    exit_code = 2

@@ -1,0 +1,62 @@
+"""The step before, as what a new step may refer to instead of writing the same bytes again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..format.digest import DIGEST_BYTES, digest
+from ..format.index import XXH3_128, Chunks, Index
+from .contents import TensorItem
+from .image import Source
+
+_MIN_LIVE_SHARE = 0.5
+
+
+class Base:
+    """An earlier committed step of the same run.
+
+    A file of which the earlier step uses less than half is mostly dead: what is unchanged in it is written anew, into a file
+    of its own, so that the old one can be pruned.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self._files = index.files()
+        live = np.zeros(len(self._files) + 1, np.int64)
+        chunks = index.all_chunks()
+        np.add.at(live, chunks.file.astype(np.int64), chunks.stored_bytes.astype(np.int64))
+        self._is_alive = [live[i] >= _MIN_LIVE_SHARE * (f.nbytes - f.header_bytes) for i, f in enumerate(self._files)]
+
+    def unchanged(self, item: TensorItem) -> Chunks | None:
+        """The chunks of this very tensor in the earlier step, if every byte is equal; read until the first difference."""
+        row = self.index.find(item.name)
+        if row < 0 or item.source is None:
+            return None
+        tensor = self.index.tensor(row)
+        entries = self.index.entries(tensor)
+        box = item.box or ((0,) * len(item.shape), item.shape)
+        if tensor.dtype.name != item.dtype or tensor.shape != item.shape or tensor.alias >= 0 or len(entries) != 1:
+            return None
+        if self.index.box(tensor, entries[0]) != box:
+            return None
+        chunks = self.index.chunks(entries[0], row)
+        if (chunks.algorithm != XXH3_128).any() or any(self._files[f].is_foreign for f in chunks.file.tolist()):
+            return None
+        rows = zip(chunks.raw_start.tolist(), chunks.raw_bytes.tolist(), chunks.digest, strict=True)
+        if all(_digest_of(item.source, start, nbytes) == wanted.tobytes() for start, nbytes, wanted in rows):
+            return chunks
+        return None
+
+    def may_refer(self, chunks: Chunks) -> bool:
+        """Whether all the files that hold these chunks are worth keeping."""
+        return all(self._is_alive[f] for f in chunks.file.tolist())
+
+
+def _digest_of(source: Source, start: int, nbytes: int) -> bytes:
+    view = getattr(source, "view", lambda start, nbytes: None)(start, nbytes)
+    if view is None:
+        view = np.empty(nbytes, np.uint8)
+        source.copy_into(start, view)
+    found = digest(view)
+    assert len(found) == DIGEST_BYTES
+    return found

@@ -1,0 +1,260 @@
+"""The history of a run as its records tell it: attempts, lineage, and the steps that are committed.
+
+Only commit records make a step; names of directories are never believed. The lineage is the newest attempt's commits, its
+parent's up to the parent commit, and so on; all other commits are abandoned.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused
+from ..format.names import parse_step_dir, step_dir
+from ..format.records import Attempt, Commit, Note, Pin, R, RunRecord, StepRef, seal, unseal
+from ..store.base import Store
+from .identity import is_gone, this_process
+
+RUN_FILE = "holdfast.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    """A committed checkpoint of a run."""
+
+    step: int
+    attempt: int
+    path: str
+    """Its directory, from the run's root."""
+    commit: Commit = field(repr=False)
+    is_abandoned: bool = False
+    pins: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = field(default=(), repr=False)
+
+    @property
+    def ref(self) -> StepRef:
+        return StepRef(self.step, self.attempt)
+
+    @property
+    def created(self) -> float:
+        """Seconds since 1970, UTC."""
+        return self.commit.created
+
+    @property
+    def kind(self) -> str:
+        return self.commit.kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors; aliases once."""
+        return self.commit.raw_bytes
+
+    @property
+    def metrics(self) -> dict[str, object]:
+        """Those given at the save, with those noted later over them."""
+        merged = dict(self.commit.metrics)
+        for note in self.notes:
+            merged.update(note.metrics)
+        return merged
+
+
+@dataclass
+class Snapshot:
+    """What one look at a run's records found."""
+
+    steps: list[Step]
+    """Ascending by step, then attempt; partial successors only where the whole step is gone."""
+    attempts: dict[int, Attempt]
+    undecided: list[str]
+    """Step directories without a commit record, or with one that says aborted."""
+    damaged: dict[str, HoldfastError]
+    """Step directories whose commit record cannot be read."""
+
+    @property
+    def lineage(self) -> list[Step]:
+        return [s for s in self.steps if not s.is_abandoned]
+
+
+class History:
+    """Reads a run's records; remembers the commit records it has read, since they never change."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._commits: dict[str, Commit] = {}
+
+    def run_record(self) -> RunRecord | None:
+        """The record of the run, or None where there is none."""
+        return read_record(self.store, RUN_FILE, RunRecord)
+
+    def attempts(self) -> dict[int, Attempt]:
+        found = {}
+        for number in self.attempt_numbers():
+            record = read_record(self.store, f"attempts/{number:04d}.json", Attempt)
+            if record is not None:
+                found[number] = record
+        return found
+
+    def attempt_numbers(self) -> list[int]:
+        stems = (n.removesuffix(".json") for n in self.store.list("attempts"))
+        return sorted(int(s) for s in stems if s.isdigit())
+
+    def look(self) -> Snapshot:
+        """Read what there is now. Steps that vanish while it looks are left out."""
+        names = [n.removesuffix("/") for n in self.store.list("steps")]
+        attempts = self.attempts()
+        bounds = lineage_bounds(attempts)
+        pins, notes = self._pins(), self._notes()
+        steps: dict[tuple[int, int], Step] = {}
+        undecided: list[str] = []
+        damaged: dict[str, HoldfastError] = {}
+        for name in names:
+            parsed, path = parse_step_dir(name), f"steps/{name}"
+            if parsed is None:
+                continue
+            step, attempt, partial = parsed
+            try:
+                commit = self._commit(path, name)
+            except HoldfastError as error:
+                damaged[path] = error
+                continue
+            if commit is None or commit.decision != "committed":
+                undecided.append(path)
+                continue
+            if partial and (step, attempt) in steps:
+                continue
+            ref = StepRef(step, attempt)
+            steps[step, attempt] = Step(
+                step, attempt, path, commit, step > bounds.get(attempt, -1), tuple(pins.get(ref, ())), tuple(notes.get(ref, ()))
+            )
+        return Snapshot([steps[key] for key in sorted(steps)], attempts, undecided, damaged)
+
+    def _commit(self, path: str, name: str) -> Commit | None:
+        if name not in self._commits or self._commits[name].decision != "committed":
+            record = read_record(self.store, f"{path}/commit.json", Commit)
+            if record is None:
+                return None
+            if step_dir(record.step, record.attempt) != f"steps/{name.partition('-p')[0]}":
+                raise Corrupt(f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path)
+            self._commits[name] = record
+        return self._commits[name]
+
+    def forget(self, step: Step) -> None:
+        """The step was deleted."""
+        self._commits.pop(step.path.removeprefix("steps/"), None)
+
+    def _pins(self) -> dict[StepRef, list[str]]:
+        found: dict[StepRef, list[str]] = {}
+        for pin in live_pins(self.store):
+            if pin.expires is None:
+                found.setdefault(StepRef(pin.step, pin.attempt), []).append(pin.name)
+        return found
+
+    def _notes(self) -> dict[StepRef, list[Note]]:
+        found: dict[StepRef, list[Note]] = {}
+        notes = [read_record(self.store, f"notes/{n}", Note) for n in self.store.list("notes")]
+        for note in sorted((n for n in notes if n is not None), key=lambda n: n.created):
+            found.setdefault(StepRef(note.step, note.attempt), []).append(note)
+        return found
+
+
+def live_pins(store: Store) -> list[Pin]:
+    """Pins, and holds whose process may still live."""
+    pins = [read_record(store, f"pins/{name}", Pin) for name in store.list("pins")]
+    now = time.time()
+    return [p for p in pins if p is not None and (p.expires is None or (p.expires > now and not is_gone(p.by)))]
+
+
+def read_record(store: Store, path: str, kind: type[R]) -> R | None:
+    """A record, or None where there is none.
+
+    Raises:
+        Corrupt, Unsupported.
+    """
+    try:
+        return unseal(store.read(path), kind, path)
+    except FileNotFoundError:
+        return None
+
+
+def lineage_bounds(attempts: dict[int, Attempt]) -> dict[int, float]:
+    """For each attempt on the lineage, the greatest step of it that counts."""
+    bounds: dict[int, float] = {}
+    number: int | None = max(attempts, default=None)
+    bound = float("inf")
+    while number is not None and number not in bounds:
+        bounds[number] = bound
+        parent = attempts[number].parent if number in attempts else None
+        if parent is None:
+            break
+        number, bound = parent.attempt, min(bound, parent.step)
+    return bounds
+
+
+def create_run(store: Store, library: str) -> RunRecord:
+    """The record of the run, made now if there is none.
+
+    Raises:
+        Refused: the directory holds something else.
+    """
+    existing = read_record(store, RUN_FILE, RunRecord)
+    if existing is not None:
+        return existing
+    if strangers := [n for n in store.list("") if n not in ("attempts/", "steps/")]:
+        raise Refused(f"{store.url} is not a run of holdfast and not empty (it holds {strangers[0]}); give an empty directory")
+    record = RunRecord(run=uuid.uuid4().hex[:16], created=time.time(), library=library)
+    try:
+        store.create(RUN_FILE, seal(record))
+        return record
+    except FileExistsError:
+        return create_run(store, library)
+
+
+def claim_attempt(history: History, run: str, reason: str, parent: StepRef | None, skipped: list[list[int]] | None) -> Attempt:
+    """Begin the next attempt, with `parent` as its past; whoever creates the record first has the number."""
+    while True:
+        number = max(history.attempt_numbers(), default=0) + 1
+        record = Attempt(
+            run=run, attempt=number, parent=parent, reason=reason, skipped_samples=skipped, created=time.time(), by=this_process()
+        )
+        try:
+            history.store.create(f"attempts/{number:04d}.json", seal(record))
+            return record
+        except FileExistsError:
+            continue
+
+
+def find_step(snapshot: Snapshot, step: int, where: str) -> Step:
+    """The commit of `step` on the lineage, else the newest abandoned one of that step.
+
+    Raises:
+        NoCheckpoint: naming the steps there are.  Corrupt: its commit record is damaged.
+    """
+    found = [s for s in snapshot.steps if s.step == step]
+    if found:
+        return min(found, key=lambda s: (s.is_abandoned, -s.attempt))
+    for path, error in snapshot.damaged.items():
+        if (parse_step_dir(path.removeprefix("steps/")) or (None,))[0] == step:
+            raise error
+    known = [str(s.step) for s in snapshot.lineage]
+    some = ", ".join(known if len(known) <= 12 else [*known[:5], "...", *known[-5:]])
+    raise NoCheckpoint(f"{where} has no step {step}; " + (f"it has {some}" if known else "nothing is committed there"))
+
+
+def newest(snapshot: Snapshot, where: str) -> Step:
+    """The newest step of the lineage.
+
+    Raises:
+        NoCheckpoint: nothing is committed.  Corrupt: a newer step's commit record is damaged; the message names the next good one.
+    """
+    lineage = [s for s in snapshot.lineage if s.kind != "partial"]
+    last = lineage[-1] if lineage else None
+    bounds = lineage_bounds(snapshot.attempts)
+    for path, error in snapshot.damaged.items():
+        step, attempt, _ = parse_step_dir(path.removeprefix("steps/")) or (0, 0, 0)
+        if step <= bounds.get(attempt, -1) and (last is None or step > last.step):
+            advice = f"; step {last.step} is the newest with an intact record: ask for it" if last else ""
+            raise Corrupt(f"{error}{advice}", file=f"{path}/commit.json") from error
+    if last is None:
+        raise NoCheckpoint(f"nothing is committed in {where}")
+    return last

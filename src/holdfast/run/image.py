@@ -1,0 +1,172 @@
+"""Writing the image of a data file: extents are copied into aligned blocks, digested there, and written, several at once.
+
+A digest is taken of the copy that is written, not of the source. The blocks are kept from save to save: fresh memory costs
+several times what used memory does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ..format.datafile import BLOCK
+from ..format.digest import digest
+from ..plan.image import EXTENT_BYTES, Extent, Packer, Piece
+from ..store.base import Writer
+
+Bytes = npt.NDArray[np.uint8]
+THREADS = 8
+BUFFER_BYTES = EXTENT_BYTES + 2 * BLOCK
+
+
+class Source(Protocol):
+    """The bytes of an entry, row-major."""
+
+    nbytes: int
+
+    def copy_into(self, start: int, out: Bytes) -> None:
+        """Fill `out` with the bytes from `start`. Called from several threads."""
+        ...
+
+
+class Buffers:
+    """Aligned blocks of memory, made when first needed and then kept."""
+
+    def __init__(self, count: int = THREADS) -> None:
+        self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
+        self._left = count
+        self._lock = threading.Lock()
+
+    def take(self) -> Bytes:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            with self._lock:
+                is_new = self._left > 0
+                self._left -= is_new
+            return np.frombuffer(mmap.mmap(-1, BUFFER_BYTES), np.uint8) if is_new else self._free.get()
+
+    def give(self, buffer: Bytes) -> None:
+        self._free.put(buffer)
+
+
+_buffers = Buffers()
+
+
+class Image:
+    """One data file being written.
+
+    Args:
+        writer: where to; closed by `finish` or `abort`.
+        reserved: bytes kept for prefix and header; a multiple of BLOCK.
+    """
+
+    def __init__(self, writer: Writer, reserved: int, threads: int = THREADS) -> None:
+        self._writer = writer
+        self._packer = Packer(reserved, BLOCK)
+        self._pool = ThreadPoolExecutor(threads, "holdfast-write")
+        self._sources: list[Source] = []
+        self._digests: list[bytes] = []
+        self._jobs: list[Future[None]] = []
+        self._error: BaseException | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file so far."""
+        return self._packer.at
+
+    @property
+    def chunk_count(self) -> int:
+        return self._packer.slots
+
+    def add(self, source: Source) -> int:
+        """Append an entry; returns its offset in the file. Blocks while all buffers are in use.
+
+        Raises:
+            What an earlier write raised.
+        """
+        if self._error is not None:
+            raise self._error
+        offset = self._packer.at
+        self._sources.append(source)
+        extents = self._packer.add(source.nbytes)
+        self._digests.extend([b""] * (self._packer.slots - len(self._digests)))
+        self._submit(extents)
+        return offset
+
+    def finish(self, header: Callable[[], bytes]) -> list[bytes]:
+        """Write what is left, then the header, and make the content durable; returns the chunks' digests in order."""
+        self._submit(self._packer.finish())
+        for job in self._jobs:
+            job.result()
+        self._pool.shutdown()
+        self._write_header(header())
+        self._writer.finish(self._packer.at)
+        return self._digests
+
+    def abort(self) -> None:
+        """Stop and remove the file. Never raises."""
+        self._error = self._error or RuntimeError("aborted")
+        self._pool.shutdown(cancel_futures=False)
+        self._writer.abort()
+
+    def _submit(self, extents: list[Extent]) -> None:
+        for extent in extents:
+            self._jobs.append(self._pool.submit(self._run, extent, _buffers.take()))
+
+    def _run(self, extent: Extent, buffer: Bytes) -> None:
+        try:
+            if self._error is None:
+                self._write(extent, buffer)
+        except BaseException as error:
+            self._error = self._error or error
+            raise
+        finally:
+            _buffers.give(buffer)
+
+    def _write(self, extent: Extent, buffer: Bytes) -> None:
+        edge = extent.start - extent.start % BLOCK
+        for piece in extent.lead:
+            self._copy(piece, max(piece.offset, edge), buffer, edge)
+        for piece in extent.pieces:
+            copied = self._copy(piece, piece.offset, buffer, edge)
+            self._digests[piece.slot] = digest(copied)
+        stop = extent.stop - extent.stop % BLOCK
+        if extent.is_last and extent.stop % BLOCK:
+            buffer[extent.stop - edge : stop + BLOCK - edge] = 0
+            stop += BLOCK
+        if stop > edge:
+            self._writer.write(edge, buffer.data[: stop - edge])
+
+    def _copy(self, piece: Piece, from_offset: int, buffer: Bytes, edge: int) -> Bytes:
+        out = buffer[from_offset - edge : piece.offset + piece.nbytes - edge]
+        self._sources[piece.source].copy_into(piece.start + from_offset - piece.offset, out)
+        return out
+
+    def _write_header(self, header: bytes) -> None:
+        for start in range(0, len(header), EXTENT_BYTES):
+            part = header[start : start + EXTENT_BYTES]
+            buffer = _buffers.take()
+            try:
+                buffer[: len(part)] = np.frombuffer(part, np.uint8)
+                self._writer.write(start, buffer.data[: len(part)])
+            finally:
+                _buffers.give(buffer)
+
+
+class ArraySource:
+    """Bytes that lie in memory."""
+
+    def __init__(self, data: Any) -> None:
+        self._bytes = np.frombuffer(data, np.uint8) if not isinstance(data, np.ndarray) else data
+        self.nbytes = self._bytes.nbytes
+
+    def copy_into(self, start: int, out: Bytes) -> None:
+        np.copyto(out, self._bytes[start : start + len(out)])

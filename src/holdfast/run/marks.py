@@ -1,0 +1,134 @@
+"""Marks: the small records by which processes of one run keep out of each other's way.
+
+An intent says "I may refer to these steps"; a tombstone "I am deleting this one"; a pin or hold "keep this one". Writers publish
+the intent before they read tombstones; pruning publishes tombstones before it reads intents: neither can miss the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+
+from ..errors import Corrupt, NoCheckpoint, Refused
+from ..format.records import Intent, Note, Pin, StepRef, Tombstone, seal
+from ..store.base import Store
+from .history import read_record
+from .identity import is_gone, this_process
+
+INTENT_SECONDS = 6 * 3600.0
+HOLD_SECONDS = 24 * 3600.0
+_PIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}\Z")
+_RESERVED = {"latest", "best"}
+
+
+@contextlib.contextmanager
+def intent(store: Store, step: int, attempt: int, parents: Sequence[StepRef]) -> Iterator[Intent]:
+    """Say, while the block runs, that the save of `step` may refer to files of `parents`."""
+    now = time.time()
+    record = Intent(step=step, attempt=attempt, parents=list(parents), created=now, expires=now + INTENT_SECONDS, by=this_process())
+    path = f"intents/{step:010d}-a{attempt:04d}-{secrets.token_hex(4)}.json"
+    store.create(path, seal(record), sync=False)
+    try:
+        yield record
+    finally:
+        store.delete(path)
+
+
+def live_intents(store: Store) -> list[Intent]:
+    """Intents whose writer may still commit. A damaged one is left of a power cut, which no writer survives."""
+    found = []
+    for name in store.list("intents"):
+        with contextlib.suppress(Corrupt):
+            record = read_record(store, f"intents/{name}", Intent)
+            if record is not None and record.expires > time.time() and not is_gone(record.by):
+                found.append(record)
+    return found
+
+
+def bury(store: Store, ref: StepRef) -> None:
+    """Publish a tombstone: from now on nothing may begin to refer to this step."""
+    record = Tombstone(step=ref.step, attempt=ref.attempt, created=time.time(), by=this_process())
+    with contextlib.suppress(FileExistsError):
+        store.create(_tombstone(ref), seal(record), sync=False)
+
+
+def unbury(store: Store, ref: StepRef) -> None:
+    store.delete(_tombstone(ref))
+
+
+def is_buried(store: Store, ref: StepRef) -> bool:
+    return _tombstone(ref).removeprefix("tombstones/") in store.list("tombstones")
+
+
+def clear_marks(store: Store) -> None:
+    """Remove marks whose process is gone: tombstones, intents, holds."""
+    for folder, kind in (("tombstones", Tombstone), ("intents", Intent), ("pins", Pin)):
+        for name in store.list(folder):
+            try:
+                record = read_record(store, f"{folder}/{name}", kind)
+            except Corrupt:
+                is_stale = folder != "pins"
+            else:
+                is_hold = not isinstance(record, Pin) or record.expires is not None
+                is_stale = record is not None and is_hold and is_gone(record.by)
+            if is_stale:
+                store.delete(f"{folder}/{name}")
+
+
+@contextlib.contextmanager
+def hold(store: Store, ref: StepRef) -> Iterator[Pin]:
+    """Keep pruning from removing the step while the block runs; ends by itself if this process dies."""
+    name = f"hold-{secrets.token_hex(6)}"
+    now = time.time()
+    record = Pin(name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process())
+    store.create(f"pins/{name}.json", seal(record), sync=False)
+    try:
+        yield record
+    finally:
+        store.delete(f"pins/{name}.json")
+
+
+def pin(store: Store, ref: StepRef, name: str) -> None:
+    """Keep the step under `name` until it is unpinned.
+
+    Raises:
+        Refused: the name is taken by another step, is a number, `latest` or `best`, or has odd characters.
+    """
+    check_pin_name(name)
+    record = Pin(name=name, step=ref.step, attempt=ref.attempt, created=time.time(), by=this_process())
+    path = f"pins/{name}.json"
+    try:
+        store.create(path, seal(record))
+    except FileExistsError:
+        other = read_record(store, path, Pin)
+        if other is not None and (other.step, other.attempt) != (ref.step, ref.attempt):
+            raise Refused(f"the pin {name} already names step {other.step}; unpin it first or choose another name") from None
+
+
+def check_pin_name(name: str) -> None:
+    if not _PIN_NAME.match(name) or name in _RESERVED or name.startswith("hold-"):
+        raise Refused(f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best")
+
+
+def unpin(store: Store, name: str) -> None:
+    """Forget the pin; durable on return.
+
+    Raises:
+        NoCheckpoint: there is no such pin.
+    """
+    if f"{name}.json" not in store.list("pins"):
+        raise NoCheckpoint(f"there is no pin {name} in {store.url}")
+    store.delete(f"pins/{name}.json", sync=True)
+
+
+def note(store: Store, ref: StepRef, metrics: dict[str, object]) -> None:
+    """Add metrics to a committed step."""
+    record = Note(step=ref.step, attempt=ref.attempt, metrics=metrics, created=time.time())
+    store.create(f"notes/{ref.step:010d}-a{ref.attempt:04d}-{secrets.token_hex(4)}.json", seal(record))
+
+
+def _tombstone(ref: StepRef) -> str:
+    return f"tombstones/{ref.step:010d}-a{ref.attempt:04d}.json"

@@ -1,0 +1,115 @@
+"""Deleting steps: bury, look again, take the commit record away, and only then the files.
+
+A step's commit record goes first, durably; then its files, except those that a remaining step refers to. Whatever instant the
+process dies at, each step that is listed is whole, and the next pruning finishes the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import HoldfastError
+from ..format.index import Index, read_index
+from ..format.names import safe_path, step_dir
+from ..format.records import StepRef
+from ..store.base import Store
+from .decide import read_part
+from .history import History, Step, live_pins
+from .marks import bury, clear_marks, live_intents, unbury
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a removal did."""
+
+    steps: tuple[StepRef, ...]
+    spared: dict[StepRef, str]
+    """Steps that were to go, and why they stay."""
+    freed_bytes: int
+
+
+def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int = 0) -> Removed:
+    """Delete steps, and what dead writers and interrupted deletions left.
+
+    The order carries the proof. A directory that is undecided before the intents are read, has no live intent, and is undecided
+    after, has no writer. A save that may refer to a victim has published its intent before (then the victim is spared), or
+    finds the tombstone, or the record gone, when it looks after publishing.
+
+    Args:
+        recycle_bytes: keep up to so many bytes of files for later saves to write over.
+    """
+    store = history.store
+    for step in victims:
+        bury(store, step.ref)
+    try:
+        undecided = set(history.look().undecided)
+        intents = live_intents(store)
+        busy = {ref: f"the save of step {i.step} may refer to it" for i in intents for ref in i.parents}
+        busy |= {StepRef(p.step, p.attempt): "pinned, or held by a reader" for p in live_pins(store)}
+        snapshot = history.look()
+        undecided &= set(snapshot.undecided)
+        undecided -= {step_dir(i.step, i.attempt) for i in intents} | {f"{step_dir(i.step, i.attempt)}-p1" for i in intents}
+        wanted = {step.path for step in victims if step.ref not in busy}
+        gone = [step for step in snapshot.steps if step.path in wanted]
+        for step in gone:
+            store.delete(f"{step.path}/commit.json", sync=True)
+            history.forget(step)
+        remaining = [s.path for s in snapshot.steps if s.path not in wanted] + list(snapshot.damaged)
+        needed = _needed(store, remaining, {s.path: s for s in snapshot.steps})
+        freed = sum(_sweep(store, path, needed, recycle_bytes) for path in sorted({s.path for s in gone} | undecided))
+    finally:
+        for step in victims:
+            unbury(store, step.ref)
+    clear_marks(store)
+    clear = getattr(store, "sweep", None)
+    freed += clear(recycle_bytes) if clear is not None else 0
+    spared = {step.ref: busy[step.ref] for step in victims if step.ref in busy}
+    return Removed(tuple(s.ref for s in gone), spared, freed)
+
+
+def _needed(store: Store, folders: Sequence[str], steps: dict[str, Step]) -> set[str]:
+    """The files outside their own directories that the steps in `folders` refer to; whole directories end in `/`.
+
+    Where an index cannot be read, everything in the directories that its step refers to counts as needed.
+    """
+    needed: set[str] = set()
+    for folder in folders:
+        step = steps.get(folder)
+        if step is not None and not step.commit.references:
+            continue
+        try:
+            for name in store.list(folder):
+                if name.startswith("index-"):
+                    columns, _, _ = read_part(store, f"{folder}/{name}")
+                    needed |= {f.path for f in Index(columns, folder).files() if not f.is_foreign}
+                    needed.add(_layout_holder(store, f"{folder}/{name}"))
+        except (HoldfastError, FileNotFoundError):
+            needed |= {f"{step_dir(r.step, r.attempt)}/" for r in (step.commit.references if step else [])}
+    return needed
+
+
+def _layout_holder(store: Store, path: str) -> str:
+    return safe_path(read_index(store.map(path), path)[1].get("layout_of", path), path)
+
+
+def _sweep(store: Store, folder: str, needed: set[str], recycle_bytes: int) -> int:
+    """Remove what is in `folder` and not needed, then it; returns bytes freed."""
+    if f"{folder}/" in needed:
+        return 0
+    freed, is_empty = 0, True
+    for name in store.list(folder):
+        path = f"{folder}/{name}"
+        if path in needed:
+            is_empty = False
+        elif name.startswith("n") and recycle_bytes:
+            freed += store.retire(path, recycle_bytes)
+        else:
+            with contextlib.suppress(FileNotFoundError):
+                freed += store.size(path)
+            store.delete(path)
+    if is_empty:
+        store.delete_dir(folder)
+    return freed
+

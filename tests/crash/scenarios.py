@@ -1,0 +1,274 @@
+"""Scenarios: what a program does with runs, recorded call by call; each is a short use of the public interface.
+
+A scenario sets the stage without being recorded, and then does what the crash is to interrupt. Recording is done by a
+process of its own (`python -m ...scenarios TARGET`), for one that has crashed is gone, and the library asks for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import holdfast
+from holdfast.store import posix
+
+from .recorder import Recorder, Recording
+from .truth import Facts, Version, Window, between, contents
+
+RUN = "run"
+
+
+class Stage:
+    """Runs below one root, and what has been announced of them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.facts: dict[str, Facts] = {}
+        self.recorder: Recorder | None = None
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """What is done inside may be interrupted by a crash."""
+        with Recorder(self.root, posix) as self.recorder:
+            self._announce("begin", {})
+            yield
+
+    @contextlib.contextmanager
+    def _doing(self, label: str, run: str, after: Facts) -> Iterator[None]:
+        before = self.facts.get(run, Facts())
+        self.facts.setdefault(run, before)
+        self._announce(label, {run: between(before, after)})
+        yield
+        self.facts[run] = after
+        self._announce(f"{label}: done", {})
+
+    def _announce(self, label: str, under_way: dict[str, Window]) -> None:
+        if self.recorder is not None:
+            settled = {run: between(facts, facts) for run, facts in self.facts.items()}
+            self.recorder.announce(label, settled | under_way)
+
+    def open(self, run: str = RUN) -> holdfast.Run:
+        return holdfast.Run(self.root / run)
+
+    def save(self, step: int, content: int, run: str = RUN) -> None:
+        with self._doing(f"save {step}", run, self.facts.get(run, Facts()).saved(Version(step, content))):
+            holdfast.save(self.root / run, contents(content), step)
+
+    def prune(self, last: int, run: str = RUN) -> None:
+        with self._doing(f"prune to {last}", run, self.facts[run].pruned(last)):
+            self.open(run).prune(holdfast.Keep(last=last))
+
+    def rollback(self, step: int, run: str = RUN) -> None:
+        with self._doing(f"rollback to {step}", run, self.facts[run].rolled_back(step)):
+            self.open(run).rollback(step)
+
+    def pin(self, step: int, name: str, run: str = RUN) -> None:
+        with self._doing(f"pin {step}", run, self.facts[run].pinned(name, step)):
+            self.open(run).pin(step, name)
+
+    def unpin(self, name: str, run: str = RUN) -> None:
+        with self._doing(f"unpin {name}", run, self.facts[run].unpinned(name)):
+            self.open(run).unpin(name)
+
+    def note(self, step: int, name: str, value: float, run: str = RUN) -> None:
+        with self._doing(f"note on {step}", run, self.facts[run].noted(step, name, value)):
+            self.open(run).note(step, {name: value})
+
+    def copy(self, step: int, target: str, run: str = RUN) -> None:
+        version = next(v for v in self.facts[run].lineage if v.step == step)
+        with self._doing(f"copy {step}", target, self.facts.get(target, Facts()).saved(version)):
+            self.open(run).copy(step, self.root / target)
+
+    def save_that_fails(self, step: int, content: int, after_bytes: int, run: str = RUN) -> None:
+        """A save that finds the disk full once it has written `after_bytes`."""
+        with self._doing(f"save {step}, which fails", run, self.facts.get(run, Facts())), full_disk(after_bytes):
+            try:
+                holdfast.save(self.root / run, contents(content), step)
+            except holdfast.HoldfastError:
+                return
+            raise AssertionError("the disk was full and the save did not fail")
+
+
+@contextlib.contextmanager
+def full_disk(after_bytes: int) -> Iterator[None]:
+    """Every write fails with ENOSPC once `after_bytes` were written."""
+    left, real = after_bytes, posix.pwrite
+
+    def pwrite(fd: int, data: memoryview | bytes, offset: int) -> int:
+        nonlocal left
+        left -= len(data)
+        if left < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data, offset)
+
+    posix.pwrite = pwrite
+    try:
+        yield
+    finally:
+        posix.pwrite = real
+
+
+# The scenarios. Contents of one hundred share half of their tensors.
+
+
+def first_save_of_a_new_run(stage: Stage) -> None:
+    with stage.recorded():
+        stage.save(1, 101)
+
+
+def save_after_another(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.save(2, 201)
+
+
+def save_that_refers_to_unchanged_tensors(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.save(2, 102)
+
+
+def prune_to_the_last(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    with stage.recorded():
+        stage.prune(1)
+
+
+def prune_steps_that_are_referred_to(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 + step)
+    with stage.recorded():
+        stage.prune(1)
+
+
+def save_over_recycled_files(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    stage.prune(1)
+    with stage.recorded():
+        stage.save(4, 400)
+
+
+def prune_then_save_over_what_it_freed(stage: Stage) -> None:
+    for step in (1, 2):
+        stage.save(step, 100 * step)
+    with stage.recorded():
+        stage.prune(1)
+        stage.save(3, 300)
+
+
+def rollback_then_save(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 + step)
+    with stage.recorded():
+        stage.rollback(2)
+        stage.save(3, 113)
+
+
+def rollback_then_prune_the_abandoned(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    stage.rollback(1)
+    stage.save(2, 250)
+    with stage.recorded():
+        stage.prune(1)
+        stage.save(4, 400)
+
+
+def pin_prune_unpin(stage: Stage) -> None:
+    for step in (1, 2):
+        stage.save(step, 100 * step)
+    with stage.recorded():
+        stage.pin(1, "release")
+        stage.prune(1)
+        stage.unpin("release")
+
+
+def note_on_a_step(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.note(1, "loss", 0.5)
+
+
+def copy_into_a_new_run(stage: Stage) -> None:
+    for step in (1, 2):
+        stage.save(step, 100 + step)
+    with stage.recorded():
+        stage.copy(2, "copy")
+
+
+def copy_into_a_run_that_has_steps(stage: Stage) -> None:
+    stage.save(2, 102)
+    stage.save(1, 301, run="copy")
+    with stage.recorded():
+        stage.copy(2, "copy")
+
+
+def save_that_fails_and_cleans_up(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.save_that_fails(2, 201, after_bytes=60_000)
+        stage.save(2, 202)
+
+
+SCENARIOS: dict[str, Callable[[Stage], None]] = {
+    scenario.__name__: scenario
+    for scenario in (
+        first_save_of_a_new_run,
+        save_after_another,
+        save_that_refers_to_unchanged_tensors,
+        prune_to_the_last,
+        prune_steps_that_are_referred_to,
+        save_over_recycled_files,
+        prune_then_save_over_what_it_freed,
+        rollback_then_save,
+        rollback_then_prune_the_abandoned,
+        pin_prune_unpin,
+        note_on_a_step,
+        copy_into_a_new_run,
+        copy_into_a_run_that_has_steps,
+        save_that_fails_and_cleans_up,
+    )
+}
+
+
+def record_all(directory: Path) -> dict[str, Recording]:
+    """Play all scenarios in a process of its own, below `directory`; the recording of each.
+
+    Its marks carry a dict of run name to the `Window` that holds from there on.
+    """
+    target = directory / "recordings.pickle"
+    command = [sys.executable, "-m", f"{__package__}.scenarios", str(target)]
+    subprocess.run(command, check=True, timeout=100, env=os.environ | {"PYTHONPATH": search_path()})
+    recorded: dict[str, Recording] = pickle.loads(target.read_bytes())
+    return recorded
+
+
+def search_path() -> str:
+    """PYTHONPATH for a process that is to import this package and the library as this one does."""
+    above = Path(__file__).resolve().parents[(__package__ or "").count(".") + 1]
+    return os.pathsep.join([str(above), *filter(None, sys.path)])
+
+
+def main() -> None:
+    target = Path(sys.argv[1])
+    recorded = {}
+    for name, play in SCENARIOS.items():
+        with tempfile.TemporaryDirectory(dir=target.parent) as root:
+            stage = Stage(Path(root))
+            play(stage)
+            assert stage.recorder is not None
+            recorded[name] = stage.recorder.recording
+    target.write_bytes(pickle.dumps(recorded))
+
+
+if __name__ == "__main__":
+    main()
