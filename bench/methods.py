@@ -96,7 +96,7 @@ class Holdfast(Method):
 class HoldfastRecycled(Holdfast):
     """As a long training run has it: the save writes over the files of a checkpoint that pruning took away.
 
-    Two checkpoints are on disk while it saves the third, and their files are all it has to write over.
+    Before each timed save, pruning leaves one checkpoint of two, and the files of the other to write over.
     """
 
     key, title = "holdfast_recycled", "holdfast, recycled"

@@ -8,7 +8,14 @@ from bench.drive import Result
 from bench.methods import OURS
 from bench.report import COLUMNS, medians
 
-PANELS = ("durable", "stall", "load_cold", "load_warm", "one_cold", "save_extra_bytes")
+PANELS = {
+    "durable": "save: until durable, s",
+    "stall": "save: until the trainer may go on, s",
+    "save_extra_bytes": "save: extra memory, MB",
+    "load_cold": "load, cold, s",
+    "load_warm": "load, warm, s",
+    "one_cold": "one tensor of the whole, cold, ms",
+}
 OUR_COLOUR, PEER_COLOUR = "#1b7f5c", "#b8bec4"
 
 
@@ -28,9 +35,10 @@ def draw(results: dict[str, Result], path: Path) -> None:
             axis.barh(row, middle, color=OUR_COLOUR if result.key in OURS else PEER_COLOUR)
             axis.plot(values, [row] * len(values), ".", color="black", markersize=4)
             axis.annotate(f" {middle:.{column.digits}f}", (max(values), row), va="center", fontsize=8)
-        axis.set_title(f"{column.heading}: less is better", fontsize=10)
+        axis.set_title(PANELS[column.key], fontsize=10)
         axis.set_yticks(range(len(shown)), [result.title for result in shown])
         axis.margins(x=0.15)
         axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("Medians, with every round as a dot; less is better", fontsize=11)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

@@ -21,14 +21,22 @@ SOURCE = Path(holdfast.__file__).parent
 
 FLOORS: list[set[str]] = [
     {"errors"},
+    {"version", "patterns"},
     {"format", "layout"},
     {"plan"},
     {"store"},
     {"run"},
-    {"policy", "capture", "load"},
+    {"policy"},
+    {"tensors", "tree"},
+    {"live"},
+    {"loading"},
+    {"parts"},
     {"state"},
     {"interop"},
-    {"checkpointer", "api"},
+    {"address"},
+    {"runs"},
+    {"api"},
+    {"checkpointer"},
     {"testing"},
     {"demo", "cli"},
 ]
@@ -40,10 +48,10 @@ ONLY = {"testing": {"errors", "store"}}
 MAY_USE_THE_PUBLIC_NAMES = {"demo", "cli", "testing"}
 """Rooms that may say `import holdfast`: what stands on top of everything."""
 
-NEVER_TORCH = {"errors", "format", "plan", "store", "run"}
+NEVER_TORCH = {"errors", "version", "patterns", "format", "plan", "store", "run"}
 """No import of torch at all, not even inside a function."""
 
-NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "cli"}
+NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "address", "runs", "api", "cli"}
 """Nothing that runs when the module is imported imports torch."""
 
 LONGEST = 600

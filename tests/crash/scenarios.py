@@ -96,6 +96,40 @@ class Stage:
             raise AssertionError("the disk was full and the save did not fail")
 
 
+    def save_whose_commit_fails(self, step: int, content: int, run: str = RUN) -> None:
+        """A save whose commit record got its name, but the fsync of that name failed: it may be there or not."""
+        after = self.facts[run].saved(Version(step, content))
+        self._announce(f"save {step}, whose commit fails", {run: between(self.facts[run], after)})
+        with failing_fsync(after="commit.json"):
+            try:
+                holdfast.save(self.root / run, contents(content), step)
+            except holdfast.HoldfastError:
+                return
+            raise AssertionError("an fsync failed and the save did not")
+
+
+@contextlib.contextmanager
+def failing_fsync(after: str) -> Iterator[None]:
+    """The first fsync after a file has got the name `after` fails with EIO, and so do all others."""
+    real_link, real_fsync, is_named = posix.link, posix.fsync, False
+
+    def link(source: str, target: str) -> None:
+        nonlocal is_named
+        real_link(source, target)
+        is_named = is_named or os.path.basename(target) == after
+
+    def fsync(fd: int) -> None:
+        if is_named:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real_fsync(fd)
+
+    posix.link, posix.fsync = link, fsync
+    try:
+        yield
+    finally:
+        posix.link, posix.fsync = real_link, real_fsync
+
+
 @contextlib.contextmanager
 def full_disk(after_bytes: int) -> Iterator[None]:
     """Every write fails with ENOSPC once `after_bytes` were written."""
@@ -219,6 +253,20 @@ def save_that_fails_and_cleans_up(stage: Stage) -> None:
         stage.save(2, 202)
 
 
+def save_whose_commit_fails(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.save_whose_commit_fails(2, 201)
+
+
+def hold_while_saving(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    with stage.recorded(), stage.open().hold(1):
+        stage.save(4, 400)
+        stage.note(4, "loss", 0.25)
+
+
 SCENARIOS: dict[str, Callable[[Stage], None]] = {
     scenario.__name__: scenario
     for scenario in (
@@ -236,6 +284,8 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         copy_into_a_new_run,
         copy_into_a_run_that_has_steps,
         save_that_fails_and_cleans_up,
+        save_whose_commit_fails,
+        hold_while_saving,
     )
 }
 

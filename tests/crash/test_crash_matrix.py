@@ -1,8 +1,8 @@
-"""The crash matrix: whatever a crash leaves of a scenario's system calls, the run opens at what was announced, or newer.
+"""The crash matrix: whatever a crash leaves of a scenario, the run opens at what was announced, or newer.
 
 Every state is opened with the public interface: the newest step, every listed step bit for bit, pins and notes. On a
-sample of the states a restarted job saves, prunes and saves again. `HOLDFAST_CRASH_SUBSETS` sets how many random subsets
-are tried at each instant, beyond the systematic ones.
+sample of the states a restarted job saves, prunes and saves again. `HOLDFAST_CRASH_SUBSETS` sets how many random
+subsets are tried at each instant, beyond the systematic ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Every fsync is needed: without the fsyncs of any one place in the code, some crash loses what was announced.
 
-Leaving the fsyncs of a place out of a recording is the same as removing them from the code, for nothing that a program can
-see depends on an fsync. A place is who asks for durability: the first frame outside the store, and the line of the store
-that does the fsync; the store's `_sync_dir` only carries it out. An fsync without which no crash is found to lose anything
-belongs removed, or named in `KEPT` with the reason.
+Leaving the fsyncs of a place out of a recording is the same as removing them from the code, for nothing that a
+program can see depends on an fsync. A place is who asks for durability: the first frame outside the store, and the
+line of the store that does the fsync; the store's `_sync_dir` only carries it out. An fsync without which no crash is
+found to lose anything belongs removed, or named in `KEPT` with the reason.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Real power cuts: a run on a loop-mounted filesystem that is shut down at a random instant, mounted again, and opened.
 
-The shutdown (`xfs_io -x -c shutdown`) drops everything that is not on the device, the journal included, as a power cut does.
-Needs root, loop devices and the tools; skipped with the reason elsewhere. `HOLDFAST_POWER_CUTS` sets how many.
+The shutdown (`xfs_io -x -c shutdown`) drops everything that is not on the device, the journal included, as a power
+cut does. Needs root, loop devices and the tools; skipped with the reason elsewhere. `HOLDFAST_POWER_CUTS` sets how
+many.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nothing goes around posix.py: what strace sees under a run is what the recorder saw.
 
-One process, under strace and with the recorder in it, does every kind of operation. The changing system calls on each path
-must be the same in both accounts, in order; only writes into one file, which come from several threads, are compared as a
-set. A writable shared mapping would be a way around both, so there must be none.
+One process, under strace and with the recorder in it, does every kind of operation. The changing system calls on each
+path must be the same in both accounts, in order; only writes into one file, which come from several threads, are
+compared as a set. A writable shared mapping would be a way around both, so there must be none.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Truth: what must be true of a run for someone who was told what has returned, and whether a directory agrees.
 
-`Facts` is what was announced, `Window` what a crash may leave while one operation is under way, `observe` what the public
-interface finds in a directory. The contents of a step are made from one number, which they hold, so that whatever is
-loaded can be compared bit by bit with what that number makes.
+`Facts` is what was announced, `Window` what a crash may leave while one operation is under way, `observe` what the
+public interface finds in a directory. The contents of a step are made from one number, which they hold, so that
+whatever is loaded can be compared bit by bit with what that number makes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 import torch
 
 import holdfast
+from holdfast.load.checkpoint import open_step
+from holdfast.run.history import Step
+from holdfast.store.locate import open_store
 
 FAMILY = 100
 """Contents whose numbers agree but for the last two digits share half of their tensors."""
@@ -128,15 +131,10 @@ def observe(path: Path) -> Observed:
     except Exception as error:  # whatever else it raises is the finding
         return Observed(errors=(f"opening the run: {error!r}",))
     for step in steps:
-        what = f"step {step.step} of attempt {step.attempt}"
         try:
-            tree = load_step(path, step)
-            version = Version(step.step, tree["content"])
-            found.versions[step.step, step.attempt] = version
-            if fingerprint(tree) != expected_fingerprint(version.content):
-                found.errors.append(f"{what} is listed but is not what was saved")
+            found.versions[step.step, step.attempt] = read(path, step, steps)
         except Exception as error:
-            found.errors.append(f"{what} is listed but does not load: {error!r}")
+            found.errors.append(f"step {step.step} of attempt {step.attempt} is listed but does not load: {error!r}")
     latest = _latest(path, run, found)
     known = [(step, found.versions[key]) for step in steps if (key := (step.step, step.attempt)) in found.versions]
     return Observed(
@@ -144,14 +142,26 @@ def observe(path: Path) -> Observed:
         abandoned=frozenset(version for step, version in known if step.is_abandoned),
         latest=latest,
         pins=frozenset((name, version) for step, version in known for name in step.pins),
-        notes=frozenset((v, name, value) for s, v in known for name, value in s.metrics.items()),
+        notes=frozenset((v, name, value) for s, v in known for note in s.notes for name, value in note.metrics.items()),
         errors=tuple(found.errors),
     )
 
 
-def load_step(path: Path, step: Any) -> dict[str, Any]:
-    """The contents of a listed step. An abandoned one whose number the lineage has again is read as a part of its own."""
-    return holdfast.load(path, step=step.step)
+def read(path: Path, step: Step, steps: list[Step]) -> Version:
+    """Load a listed step and compare every bit.
+
+    By its number one gets the step of the lineage, else the newest. What that hides is verified by its own digests.
+    """
+    if step is min((s for s in steps if s.step == step.step), key=lambda s: (s.is_abandoned, -s.attempt)):
+        tree = holdfast.load(path, step=step.step)
+        version = Version(step.step, tree["content"])
+        if fingerprint(tree) != expected_fingerprint(version.content):
+            raise AssertionError("it is not what was saved")
+        return version
+    with open_step(open_store(path), step.path, step.commit) as hidden:
+        if damages := hidden.verify():
+            raise AssertionError(f"it is damaged: {damages}")
+        return Version(step.step, hidden.values["content"])
 
 
 def _latest(path: Path, run: Any, found: _Findings) -> Version | None:
@@ -195,7 +205,7 @@ def _either(versions: frozenset[Version | None]) -> str:
 
 
 def contents(number: int) -> dict[str, Any]:
-    """A small awkward state: three dtypes, tied, empty, scalar and non-contiguous tensors, and values of several kinds."""
+    """A small awkward state: several dtypes, tied, empty, scalar, strided tensors, values of several kinds."""
     family, own = torch.Generator().manual_seed(number // FAMILY), torch.Generator().manual_seed(number)
 
     def layer(generator: torch.Generator) -> dict[str, torch.Tensor]:

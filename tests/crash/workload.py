@@ -1,7 +1,7 @@
 """Workload: a process that saves, prunes, rolls back and pins for ever, and says in a line what it begins and has done.
 
-It is forked from a server that has torch and holdfast imported, so that a new one starts in milliseconds. `Server` is the
-side of the test: it starts children, reads their lines, follows the facts, and leaves no process behind.
+It is forked from a server that has torch and holdfast imported, so that a new one starts in milliseconds. `Server` is
+the side of the test: it starts children, reads their lines, follows the facts, and leaves no process behind.
 """
 
 from __future__ import annotations

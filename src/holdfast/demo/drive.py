@@ -82,7 +82,7 @@ def aims(plan: Plan) -> list[Aim]:
         Aim(
             after_step=int((number + dice.uniform(0.2, 0.9)) * span),
             inside_save=number % 2 == 0,
-            delay_seconds=dice.uniform(0, 0.002 if number % 2 == 0 else 0.2),
+            delay_seconds=dice.uniform(0, 0.012 if number % 2 == 0 else 0.2),
         )
         for number in range(plan.kills)
     ]

@@ -81,6 +81,13 @@ class LogicalDigest:
         return f"{self._sums[0]:016x}{self._sums[1]:016x}"
 
 
+def element_bits(raw: Any, itemsize: int) -> Any:
+    """Raw bytes (a uint8 array) as elements of unsigned integers, for `LogicalDigest.add`."""
+    import numpy as np
+
+    return raw.view(np.uint64).reshape(-1, 2) if itemsize == 16 else raw.view(f"<u{itemsize}")
+
+
 def _mix(x: Any) -> Any:
     import numpy as np
 

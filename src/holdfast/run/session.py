@@ -5,28 +5,22 @@ After any error the step does not exist, what was written of it is gone, and eve
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from ..errors import HoldfastError, Refused, StepExists, Superseded
+from ..errors import HoldfastError, Refused, Superseded
 from ..format.columns import Columns
 from ..format.index import Index
-from ..format.names import owner_of, step_dir
 from ..format.records import Commit, StepRef
 from ..store.base import Store
-from .assemble import build_columns
 from .base import Base
 from .contents import Contents
-from .cover import prove_cover
-from .decide import Part, combine, decide, publish_part, read_part
-from .files import FilesWriter
+from .decide import read_part
 from .history import History, Step, claim_attempt, create_run, newest
 from .marks import intent, is_buried
+from .write import write_step
 
 
 class Session:
@@ -69,7 +63,6 @@ class Session:
         best: list[str] | None = None,
         recycle: bool = True,
         refer: bool = True,
-        kind: str = "full",
         origin: dict[str, Any] | None = None,
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
@@ -89,7 +82,7 @@ class Session:
         parent = self.last.ref if self.last else self.parent
         parents = [parent, *self._references_of(parent)] if parent and refer else []
         record = Commit(
-            decision="committed", kind=kind, run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
+            decision="committed", run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
             metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin,
         )  # fmt: skip
         with intent(self.store, step, self.attempt, parents):
@@ -116,42 +109,19 @@ class Session:
 
     def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
-        folder = step_dir(record.step, record.attempt)
-        if record.kind == "partial":
-            folder += "-p1"
-        metadata = {"format": "pt", "holdfast": str(record.format), "run": self.run, "step": str(record.step)}
-        is_decided = False
-        if self.store.list(folder):
-            raise StepExists(f"{folder} of {self.store.url} exists; a step is never written twice")
-        try:
-            files = FilesWriter(self.store, folder, "n0000", record.step, record.attempt, base, recycle, metadata)
-            placed = files.write(contents.tensors)
-            columns = build_columns(contents.tensors, placed)
-            part = Part(
-                writer="n0000", step=record.step, attempt=record.attempt, files=placed.owned, values=contents.values,
-                rank_values=contents.rank_values, roles=contents.roles,
-            )  # fmt: skip
-            ref, layout = publish_part(self.store, folder, part, columns, self._layout if base else None)
-            record, index = combine(record, [(columns, part, ref)], folder)
-            prove_cover(index)
-            needed = {f.path for f in index.files()} | {layout}
-            if layout != ref.path:
-                record = msgspec.structs.replace(record, references=sorted({*record.references, owner_of(layout)}))
-            if any(is_buried(self.store, r) for r in record.references) or not all(map(self._is_there, needed)):
-                return None
+
+        def may_commit(found: Commit, needed: set[str]) -> bool:
+            if any(is_buried(self.store, r) for r in found.references) or not all(map(self._is_there, needed)):
+                return False
             self.check_newest()
-            try:
-                decide(self.store, folder, record)
-            except StepExists:
-                is_decided = True
-                raise
-            is_decided = True
-            self._layout = (layout, columns)
-            return Step(record.step, record.attempt, folder, record)
-        finally:
-            if not is_decided:
-                with contextlib.suppress(Exception):
-                    self.store.delete_dir(folder)
+            return True
+
+        layout = self._layout if base else None
+        written = write_step(self.store, contents, record, base, layout=layout, recycle=recycle, may_commit=may_commit)
+        if written is None:
+            return None
+        step, self._layout = written
+        return step
 
     def _base(self, ref: StepRef) -> Base | None:
         """The step to refer to, unless it is gone, being deleted, or damaged."""
@@ -173,3 +143,24 @@ class Session:
             return self.store.size(path) >= 0
         except FileNotFoundError:
             return False
+
+
+_open: dict[str, Session] = {}
+
+
+def session_of(store: Store, libraries: dict[str, str]) -> Session:
+    """This process's session on a run, opened when first asked for."""
+    known = _open.get(store.url)
+    if known is None or known.pid != os.getpid():
+        known = _open[store.url] = Session(store, libraries)
+    return known
+
+
+def keep_session(session: Session) -> None:
+    """Make `session` this process's session on its run."""
+    _open[session.store.url] = session
+
+
+def forget_session(store: Store) -> None:
+    """The next save of this process begins a new attempt."""
+    _open.pop(store.url, None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import Corrupt, NoCheckpoint, Unsupported
 from ..format import datafile, values
-from ..format.digest import LogicalDigest, hex_digest
+from ..format.digest import LogicalDigest, element_bits, hex_digest
 from ..format.index import Chunks, Index, TensorRow
 from ..format.names import dotted
 from ..format.records import Commit
@@ -204,13 +204,6 @@ class Checkpoint:
     def _name(self, chunks: Chunks, i: int) -> str:
         row = int(chunks.tensor[i])
         return str(self.index.names[row]) if row >= 0 else ""
-
-
-def element_bits(raw: Bytes, itemsize: int) -> np.ndarray:
-    """Raw bytes as elements of unsigned integers, for `LogicalDigest.add`."""
-    if itemsize == 16:
-        return raw.view(np.uint64).reshape(-1, 2)
-    return raw.view(f"<u{itemsize}")
 
 
 def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:

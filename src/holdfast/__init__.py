@@ -1,0 +1,95 @@
+"""holdfast: checkpoints for training large models with PyTorch that do not lie and are not lost.
+
+A reader's map, from the bottom up:
+
+    errors              the tree of errors, with exit codes
+    format, layout      what bytes mean: records, index, data files, digests, values; boxes (pure)
+    plan                what goes where, as values (pure)
+    store               where bytes go: local directories, memory, wrappers
+    run                 writing a step, the decision, history, marks, pruning
+    policy              when to save, what to keep (pure)
+    tensors, tree, live a job's state, taken apart
+    loading             opening, matching, filling, the ledger
+    parts, state        modules, optimizers, generators, objects, containers
+    interop             safetensors in and out, torch out
+    api, runs           the verbs; a run
+    checkpointer        the one object that a trainer holds
+
+Names are loaded when first used, so that the command line starts without torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from .api import Handle, export, load, restore, save
+    from .api import open_checkpoint as open
+    from .checkpointer import Checkpointer, Init
+    from .errors import (
+        Corrupt,
+        Deadline,
+        HoldfastError,
+        Mismatch,
+        NoCheckpoint,
+        NoSpace,
+        Overdue,
+        Refused,
+        Superseded,
+        Unavailable,
+        Unsupported,
+    )
+    from .format.values import register
+    from .loading.checkpoint import Checkpoint
+    from .loading.ledger import Ledger
+    from .policy.keep import Keep
+    from .policy.save import Every
+    from .runs import Run
+    from .state import State
+
+_HOMES = {
+    "Checkpoint": ".loading.checkpoint",
+    "Checkpointer": ".checkpointer",
+    "Corrupt": ".errors",
+    "Deadline": ".errors",
+    "Every": ".policy.save",
+    "Handle": ".api",
+    "HoldfastError": ".errors",
+    "Init": ".checkpointer",
+    "Keep": ".policy.keep",
+    "Ledger": ".loading.ledger",
+    "Mismatch": ".errors",
+    "NoCheckpoint": ".errors",
+    "NoSpace": ".errors",
+    "Overdue": ".errors",
+    "Refused": ".errors",
+    "Run": ".runs",
+    "State": ".state",
+    "Superseded": ".errors",
+    "Unavailable": ".errors",
+    "Unsupported": ".errors",
+    "export": ".api",
+    "load": ".api",
+    "open": ".api",
+    "register": ".format.values",
+    "restore": ".api",
+    "save": ".api",
+}
+_CALLED = {"open": "open_checkpoint"}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_HOMES[name], __name__), _CALLED.get(name, name))
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,1 @@
+"""Other people's checkpoints: reading them as if they were ours, and writing them."""

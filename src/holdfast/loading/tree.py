@@ -1,0 +1,47 @@
+"""Loading a checkpoint into a tree of new tensors, without any live state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..format import values
+from ..format.names import dotted
+from ..tensors import torch_dtype
+from ..tree import Path, build
+from .checkpoint import NODE, Checkpoint
+from .fill import read_into
+from .match import Fill, Wishes
+
+
+def load_tree(checkpoint: Checkpoint, select: str | Sequence[str] | None, exclude: str | Sequence[str]) -> dict[str, Any]:
+    """The selected part of a checkpoint as nested containers. Tied tensors share memory.
+
+    Raises:
+        Corrupt, Unsupported.
+    """
+    wishes = Wishes.of(select, exclude)
+    made: dict[int, torch.Tensor] = {}
+    fills, leaves = [], {}
+    for row in range(len(checkpoint.index)):
+        tensor = checkpoint.index.tensor(row)
+        if not wishes.wants(tensor.name):
+            continue
+        holder = checkpoint.index.canonical(tensor)
+        if holder.row not in made:
+            made[holder.row] = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype.name))
+            fills.append(Fill(tensor.name, tensor, made[holder.row], None, tensor.path))
+        leaves[tensor.path] = made[holder.row]
+    read_into(checkpoint, fills)
+    nodes: dict[Path, str] = {}
+    for raw_path, data in checkpoint.commit.values:
+        path = tuple(raw_path)
+        if isinstance(data, dict) and NODE in data:
+            nodes[path] = data[NODE]
+        elif wishes.wants(dotted(path)):
+            leaves[path] = values.decode(data, dotted(path))
+    tree = build(leaves, nodes, ())
+    assert isinstance(tree, dict)
+    return tree

@@ -1,0 +1,80 @@
+"""Writing one step as its only writer: data files, index part, proof, decision."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+
+from ..errors import StepExists
+from ..format.columns import Columns
+from ..format.names import owner_of, step_dir
+from ..format.records import Commit
+from ..store.base import Store
+from .assemble import build_columns
+from .base import Base
+from .contents import Contents
+from .cover import prove_cover
+from .decide import Part, combine, decide, publish_part
+from .files import FilesWriter
+from .history import Step
+
+WRITER = "n0000"
+Layout = tuple[str, Columns]
+"""Path of the index part that holds a layout, and its columns."""
+
+
+def write_step(
+    store: Store,
+    contents: Contents,
+    record: Commit,
+    base: Base | None = None,
+    *,
+    partial: int = 0,
+    layout: Layout | None = None,
+    recycle: bool = True,
+    may_commit: Callable[[Commit, set[str]], bool] = lambda record, needed: True,
+) -> tuple[Step, Layout] | None:
+    """Write and commit a step; durable on return. After an error, or None, nothing of it is left.
+
+    Args:
+        record: what the commit record says besides what is written here.
+        partial: number of a partial successor; 0 for the step itself.
+        layout: of an earlier step, to be reused if it is the same.
+        may_commit: asked last, with the record and the paths that it needs; if it says no, None is returned.
+    Raises:
+        StepExists: the step is there, or was decided by somebody else.  Refused, Corrupt, Unavailable, NoSpace.
+    """
+    folder = step_dir(record.step, record.attempt, partial)
+    if store.list(folder):
+        raise StepExists(f"{folder} of {store.url} exists; a step is never written twice")
+    is_decided = False
+    try:
+        metadata = {"format": "pt", "holdfast": str(record.format), "run": record.run, "step": str(record.step)}
+        placed = FilesWriter(store, folder, WRITER, record.step, record.attempt, base, recycle, metadata).write(contents.tensors)
+        columns = build_columns(contents.tensors, placed)
+        part = Part(
+            writer=WRITER, step=record.step, attempt=record.attempt, files=placed.owned, values=contents.values,
+            rank_values=contents.rank_values, roles=contents.roles,
+        )  # fmt: skip
+        ref, holder = publish_part(store, folder, part, columns, layout)
+        record, index = combine(record, [(columns, part, ref)], folder)
+        prove_cover(index)
+        if holder != ref.path:
+            record = msgspec.structs.replace(record, references=sorted({*record.references, owner_of(holder)}))
+        if not may_commit(record, {f.path for f in index.files()} | {holder}):
+            return None
+        try:
+            decide(store, folder, record)
+        except StepExists as error:
+            is_decided = error.existing is not None
+            raise
+        is_decided = True
+        return Step(record.step, record.attempt, folder, record), (holder, columns)
+    except FileNotFoundError as error:
+        raise StepExists(f"{folder} was removed while it was being written: another process took this one for dead") from error
+    finally:
+        if not is_decided:
+            with contextlib.suppress(Exception):
+                store.delete_dir(folder)

@@ -1,0 +1,129 @@
+"""What a job's state is: roles, taken apart into named tensors and values, and written as the contents of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from .errors import Refused
+from .format import values
+from .format.digest import Running, digest
+from .format.names import dotted
+from .live import Live
+from .parts import add_part, add_random_generators, parameter_names
+from .patterns import matches_any
+from .run.contents import Contents, TensorItem
+from .tensors import TensorSource, dtype_name, logical_digest
+from .tree import Path
+
+NODE = "$node"
+
+
+class State:
+    """The state of a training job, by roles.
+
+    A role is a torch module, an optimizer, anything with `state_dict` and `load_state_dict`, a tensor, a `torch.Generator`, a dict
+    that is filled in place, a list of such parts whose names are united, or None: not held here.
+
+    Args:
+        rng: whether Python's, numpy's, torch's and each CUDA device's global generators belong to the state.
+        roles: parts by name, such as `model=`, `optimizer=`, `scheduler=`, `data=`, `progress=`.
+    Raises:
+        Unsupported: a role that has no state.  Refused: two parts of a role give one name.
+    """
+
+    def __init__(self, *, rng: bool = True, **roles: Any) -> None:
+        self._roles = roles
+        self._rng = rng
+        self._values_in_place = False
+        self.touched: str | None = None
+        """Why the live state must not be used: a load failed while it was filling; None otherwise."""
+
+    @classmethod
+    def of(cls, state: State | dict[str, Any]) -> State:
+        """A state from a dict whose keys are roles; a State as it is. Plain values of the dict are filled in place."""
+        if isinstance(state, State):
+            return state
+        if not isinstance(state, dict):
+            raise Refused(f"a state is a holdfast.State or a dict, not a {type(state).__qualname__}")
+        made = cls(rng=False)
+        made._roles = state
+        made._values_in_place = True
+        return made
+
+    @property
+    def parts(self) -> list[tuple[str, Any]]:
+        """(role, part) pairs; parts that are held elsewhere are left out."""
+        pairs = []
+        for role, value in self._roles.items():
+            is_united = isinstance(value, (list, tuple)) and any(_is_part(v) for v in value)
+            pairs += [(role, part) for part in (value if is_united else [value]) if part is not None]
+        return pairs
+
+    def live(self) -> Live:
+        """The state as it is now: live tensors, not copies."""
+        live = Live()
+        owners: dict[int, str] = {}
+        for role, part in self.parts:
+            if isinstance(part, torch.nn.Module):
+                owners = parameter_names(role, part) | owners
+        groups: dict[str, int] = {}
+        for role, part in self.parts:
+            is_whole = self._roles.get(role) is part
+            holder = self._roles if self._values_in_place and is_whole else None
+            groups[role] = groups.get(role, 0) + add_part(live, role, part, holder, groups.get(role, 0), owners)
+        if self._rng and "rng" not in self._roles:
+            add_random_generators(live)
+        return live
+
+    def names(self) -> list[str]:
+        """The logical names of all tensors and values, sorted."""
+        live = self.live()
+        return sorted([*live.tensors, *live.values])
+
+    def digest(self) -> str:
+        """Identity of the live state, 32 hex digits: equal for equal names, dtypes, shapes, aliases, bits and values."""
+        live = self.live()
+        running = Running()
+        for name in sorted(live.tensors):
+            item = live.tensors[name]
+            running.update(f"{name}={item.alias or logical_digest(item.tensor)};".encode())
+        for name in sorted(live.values):
+            running.update(f"{name}={digest(repr(values.encode(live.values[name].value, name)).encode()).hex()};".encode())
+        return running.hex()
+
+
+def contents_of(live: Live, select: str | Sequence[str] | None = None) -> Contents:
+    """The contents of a step: sources that read the live tensors when asked, values encoded now.
+
+    Raises:
+        Unsupported: a value has no stored form.
+    """
+    chosen = {name for name in (*live.tensors, *live.values) if select is None or matches_any(name, select)}
+    canonical: dict[str, str] = {}
+    items = []
+    for name, item in live.tensors.items():
+        if name not in chosen:
+            continue
+        alias = canonical.setdefault(item.alias or name, name)
+        items.append(
+            TensorItem(
+                name, item.path, dtype_name(item.tensor), tuple(item.tensor.shape), item.role,
+                None if alias != name else TensorSource(item.tensor), item.owner, None if alias == name else alias,
+            )
+        )  # fmt: skip
+    pairs: list[Any] = [[list(v.path), values.encode(v.value, n)] for n, v in live.values.items() if n in chosen]
+    pairs += [[list(path), {NODE: kind}] for path, kind in live.nodes if _is_above(path, chosen)]
+    roles = {i.role for i in items} | {live.values[n].role for n in chosen if n in live.values}
+    return Contents(items, pairs, {}, {role: kind for role, kind in live.roles.items() if role in roles})
+
+
+def _is_above(path: Path, chosen: set[str]) -> bool:
+    prefix = dotted(path)
+    return any(name == prefix or name.startswith(f"{prefix}.") for name in chosen)
+
+
+def _is_part(value: Any) -> bool:
+    return value is None or isinstance(value, (torch.nn.Module, torch.Generator)) or hasattr(value, "load_state_dict")
