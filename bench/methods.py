@@ -26,6 +26,7 @@ class Method:
     reads_one_tensor: ClassVar[bool] = True
 
     def __init__(self, state: TrainingState, directory: Path) -> None:
+        self.state = state
         self.tensors = state.tensors
         self.directory = directory
 
@@ -106,8 +107,9 @@ class HoldfastRecycled(Holdfast):
         if not self.run.exists():
             super().prepare()
             self.save()
+            self.state.advance()
             self.save()
-        self.holdfast.Run(self.run).prune(self.holdfast.Keep(last=1))
+        self.holdfast.Run(self.run).prune(self.holdfast.Keep(last=1), recycle=True)
 
     def discard(self) -> None:
         """What the next save will write over stays."""

@@ -134,6 +134,16 @@ class TrainingState:
             else:
                 tensor.normal_(0.0, 2e-2, generator=random)
 
+    def advance(self) -> str:
+        """Change every element, as an optimizer step does, so that no method can pass over what it saved before.
+
+        Returns the new digest.
+        """
+        with torch.no_grad():
+            for tensor in self.tensors.values():
+                tensor.view(torch.int32).add_(1)
+        return self.digest()
+
     def clear(self) -> None:
         """Zero every byte in place: what a load must then bring back."""
         torch.frombuffer(self._mapping, dtype=torch.uint8).zero_()

@@ -32,6 +32,7 @@ class Turn:
         """Seconds until the trainer may go on (`stall`), until complete (`done`), until durable; bytes and files."""
         method = self._method
         method.prepare()
+        self._digest = self._state.advance()
         gc.collect()
         os.sync()
         start = time.perf_counter()

@@ -48,17 +48,20 @@ def train(run: Path) -> None:
 
 
 def evaluate(run: holdfast.Run) -> None:
-    """Score the newest step again and again, until the last."""
+    """Score the newest step, and again when there is a newer one, until the last."""
     model = build()
     x, y = points(1000, seed=-1)
     done = None
     while done != TOTAL:
         step = run.wait(after=done, timeout=60).step
-        with run.hold(step):
-            ledger = holdfast.restore(run.path, holdfast.State(model=model, rng=False), step=step)
-            with torch.no_grad():
-                score = nn.functional.mse_loss(model(x), y).item()
-        run.note(step, {"held_out": score})
+        try:
+            with run.hold(step):
+                ledger = holdfast.restore(run.path, holdfast.State(model=model, rng=False), step=step)
+                with torch.no_grad():
+                    score = nn.functional.mse_loss(model(x), y).item()
+                run.note(step, {"held_out": score})
+        except holdfast.NoCheckpoint:
+            continue  # it was pruned before it could be held, so there is a newer one
         print(f"step {step}: {len(ledger.filled)} tensors loaded, held-out loss {score:.4f}", flush=True)
         done = step
 

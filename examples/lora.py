@@ -63,8 +63,8 @@ def main(run: Path) -> None:
         run, state, init=init, save=holdfast.Every(steps=10), keep=holdfast.Keep(last=4)
     ) as ckpt:
         start = ckpt.resume()
-        print(f"starting at step {start}")
-        print(ckpt.ledger)
+        account = ckpt.ledger
+        print(f"starting at step {start}: {len(account.filled)} names filled, {len(account.waived)} waived")
         assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in base.items())
         for step in range(start, STEPS):
             x = torch.randn(32, WIDTH)
@@ -80,8 +80,9 @@ def main(run: Path) -> None:
     first, *later = sizes.values()
     print(f"the later steps wrote {max(later) / first:.1%} of what the first wrote")
 
-    stored = holdfast.load(run, select="model.0.*")
-    print(f"the latest step alone has the base and its adapters: {', '.join(sorted(stored))}")
+    stored = holdfast.load(run, select="model.0.*")["model"]
+    print(f"the latest step, loaded alone, has base and adapters: {', '.join(sorted(stored))}")
+    assert torch.equal(stored["0.weight"], base["0.weight"])
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main(run: str, total: int) -> None:
             optimizer.step()
             scheduler.step()
             ckpt.step(step + 1, metrics={"loss": loss.item()})
-    print(f"finished: the state has the digest {state.digest()}")
+    print(f"finished: the weights have the digest {holdfast.State(model=model, rng=False).digest()}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import HoldfastError, NoCheckpoint
-from .run.history import History, Snapshot, Step, find_step, newest
+from .run.history import History, Snapshot, Step, find_step
 from .store.base import Store
 from .store.locate import open_store
 
@@ -63,10 +63,10 @@ def find(history: History, at: str | int | None = None) -> Step:
         NoCheckpoint: there is none, with what there is.  Corrupt: its commit record is damaged.
     """
     where = history.store.url
-    snapshot = history.look()
     text = "latest" if at is None else str(at)
     if text == "latest":
-        return newest(snapshot, where)
+        return history.newest()
+    snapshot = history.look()
     if text == "best":
         return best(snapshot, where)
     if text.isdigit():

@@ -93,7 +93,6 @@ def open_and_lock(store: Store, found: Step) -> Checkpoint:
 
 
 def _still_there(history: History, found: Step) -> bool:
-    history.forget(found)
     return any(s.ref == found.ref and s.path == found.path for s in history.look().steps)
 
 

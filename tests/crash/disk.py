@@ -8,10 +8,10 @@ rename never loses both names (the old one goes only where the new one came), an
 what was removed from it.
 
 What the states of a recording cover: at each prefix, everything applied and only the durable applied; where it ends
-with a write, that write torn at several points; and where it ends before an fsync, before a mark or with the
-recording, also the last write before torn, and the subsets of what is not durable: all of them up to `EXHAUSTIVE`
-changes, beyond that each one dropped, each one kept, and seeded random ones. The subsets at any other prefix are
-among those of the next, for no change is made durable between.
+with a write, that write torn; and where it ends before an fsync, before a mark or with the recording, the last write torn
+at several points, and the subsets of what is not durable: all of them up to `EXHAUSTIVE` changes, beyond that each one
+dropped, each one kept, and seeded random ones. The subsets at any other prefix are among those of the next, for no change
+is made durable between.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Crash:
     prefix: int
     """How many operations were complete."""
     how: str
-    """all, durable, torn, subset, or lost fsync."""
+    """all, durable, torn, subset, lost fsync, or lost after a kill."""
     changes: tuple[Data | Name, ...]
     """What was not durable, in order."""
     choice: tuple[Kept, ...]
@@ -236,14 +236,25 @@ class Disk:
     def only_the_durable(self) -> tuple[Kept, ...]:
         return (NOTHING,) * len(self.pending)
 
-    def torn_last_write(self) -> Iterator[tuple[Kept, ...]]:
-        """The last write that is not durable is torn at several points; the other changes are all there or all lost."""
+    def torn_last_write(self, *, at_many_points: bool) -> Iterator[tuple[Kept, ...]]:
+        """The last write that is not durable is torn; the other changes are all there or all lost."""
         for last, change in reversed(list(enumerate(self.pending))):
             if isinstance(change, Data) and isinstance(change.operation, Write):
-                for kept in _tears(change.operation):
+                tears = _tears(change.operation)
+                for kept in tears if at_many_points else tears[len(tears) // 2 :][:1]:
                     for others in (self.everything(), self.only_the_durable()):
                         yield (*others[:last], kept, *others[last + 1 :])
                 return
+
+    def losses(self, lost: Callable[[Data | Name], bool]) -> Iterator[tuple[Kept, ...]]:
+        """What is `lost` is dropped: all of it, each change of a name, each file's data; everything else is kept."""
+        groups: dict[object, list[int]] = {}
+        for index, change in enumerate(self.pending):
+            if lost(change):
+                groups.setdefault("all", []).append(index)
+                groups.setdefault(index if isinstance(change, Name) else ("data", change.inode), []).append(index)
+        for group in groups.values():
+            yield tuple(NOTHING if index in group else WHOLE for index in range(len(self.pending)))
 
     def subsets(self, count: int, rng: random.Random) -> Iterator[tuple[Kept, ...]]:
         """All subsets of what is pending where that is little; else each dropped, each kept, `count` random ones."""
@@ -265,48 +276,59 @@ class Disk:
         return WHOLE if rng.random() < share else NOTHING
 
 
-def crashes(
-    recording: Recording,
-    *,
-    subsets: int = 16,
-    seed: int = 0,
-    without: Callable[[Fsync], bool] = lambda fsync: False,
-) -> Iterator[Crash]:
-    """Every crash of `recording` that the module's description names; equal states at one prefix are given once.
-
-    `without` tells which fsyncs to leave out, as if the code did not have them. The crashes that only their absence
-    makes possible come first at each prefix.
-    """
+def crashes(recording: Recording, *, subsets: int = 16, seed: int = 0) -> Iterator[Crash]:
+    """Every crash of `recording` that the module's description names; equal states at one prefix are given once."""
     rng = random.Random(seed)
+    disk = Disk(recording.base)
+    for prefix, following in enumerate([*recording.operations, None]):
+        is_last = following is None or isinstance(following, Fsync | Mark)
+        yield from _distinct(disk, prefix, _choices(disk, is_last, subsets, rng))
+        if following is not None:
+            disk.apply(prefix, following)
+
+
+def crashes_without(recording: Recording, missing: Callable[[Fsync], bool]) -> Iterator[Crash]:
+    """The crashes that are possible only because the code lacks the fsyncs that are `missing`."""
     disk, whole = Disk(recording.base), Disk(recording.base)
-    operations = recording.operations
-    for prefix in range(len(operations) + 1):
-        seen: set[int] = set()
-        following = operations[prefix] if prefix < len(operations) else None
-        for how, choice in _choices(disk, whole, following, subsets, rng):
-            state = disk.state(choice)
-            if state.key not in seen:
-                seen.add(state.key)
-                yield Crash(prefix, how, tuple(disk.pending), choice, state)
+    for prefix, following in enumerate([*recording.operations, None]):
+        durable_else = set(disk.pending) - set(whole.pending)
+        if durable_else:
+            lost = disk.losses(durable_else.__contains__)
+            yield from _distinct(disk, prefix, (("lost fsync", choice) for choice in lost))
         if following is not None:
             whole.apply(prefix, following)
-            if not (isinstance(following, Fsync) and without(following)):
+            if not (isinstance(following, Fsync) and missing(following)):
                 disk.apply(prefix, following)
 
 
-def _choices(
-    disk: Disk, whole: Disk, following: Operation | None, subsets: int, rng: random.Random
-) -> Iterator[tuple[str, tuple[Kept, ...]]]:
-    if len(whole.pending) < len(disk.pending):
-        still = set(whole.pending)
-        extra = [index for index, change in enumerate(disk.pending) if change not in still]
-        for lost in (extra, *([index] for index in extra)):
-            yield "lost fsync", tuple(NOTHING if index in lost else WHOLE for index in range(len(disk.pending)))
+def crashes_after_kill(recording: Recording, killed_at: int) -> Iterator[Crash]:
+    """Power cuts in which something is lost that a process had done which was killed after so many operations.
+
+    What comes later in the recording was done by another process, which saw all that the first one had done.
+    """
+    disk = Disk(recording.base)
+    for prefix, following in enumerate([*recording.operations, None]):
+        if prefix >= killed_at and (following is None or isinstance(following, Fsync | Mark)):
+            lost = disk.losses(lambda change: change.index < killed_at)
+            yield from _distinct(disk, prefix, (("lost after a kill", choice) for choice in lost))
+        if following is not None:
+            disk.apply(prefix, following)
+
+
+def _distinct(disk: Disk, prefix: int, choices: Iterator[tuple[str, tuple[Kept, ...]]]) -> Iterator[Crash]:
+    seen: set[int] = set()
+    for how, choice in choices:
+        state = disk.state(choice)
+        if state.key not in seen:
+            seen.add(state.key)
+            yield Crash(prefix, how, tuple(disk.pending), choice, state)
+
+
+def _choices(disk: Disk, is_last: bool, subsets: int, rng: random.Random) -> Iterator[tuple[str, tuple[Kept, ...]]]:
     yield "all", disk.everything()
     yield "durable", disk.only_the_durable()
-    is_last = following is None or isinstance(following, Fsync | Mark)
     if is_last or (disk.pending and isinstance(disk.pending[-1], Data)):
-        for choice in disk.torn_last_write():
+        for choice in disk.torn_last_write(at_many_points=is_last):
             yield "torn", choice
     if is_last:
         for choice in disk.subsets(subsets, rng):

@@ -76,7 +76,7 @@ def _continue(path: Path, facts: Facts) -> list[str]:
     try:
         holdfast.save(path, contents(new.content), new.step)
         found = violations(between(saved, saved), observe(path))
-        holdfast.Run(path).prune(holdfast.Keep(last=2))
+        holdfast.Run(path).prune(holdfast.Keep(last=2), recycle=True)
         found += violations(between(pruned, pruned), observe(path))
         again = pruned.saved(Version(new.step + 1, NEXT_CONTENT + 1))
         holdfast.save(path, contents(NEXT_CONTENT + 1), new.step + 1)

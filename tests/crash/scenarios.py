@@ -15,12 +15,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import holdfast
 from holdfast.store import posix
 
 from .recorder import Recorder, Recording
-from .truth import Facts, Version, Window, between, contents
+from .truth import Facts, Version, Window, an_optimizer, between, contents
 
 RUN = "run"
 
@@ -57,13 +58,19 @@ class Stage:
     def open(self, run: str = RUN) -> holdfast.Run:
         return holdfast.Run(self.root / run)
 
-    def save(self, step: int, content: int, run: str = RUN) -> None:
+    def save(self, step: int, content: int, run: str = RUN, *, optimizer: bool = False) -> None:
         with self._doing(f"save {step}", run, self.facts.get(run, Facts()).saved(Version(step, content))):
-            holdfast.save(self.root / run, contents(content), step)
+            holdfast.save(self.root / run, contents(content) | (an_optimizer() if optimizer else {}), step)
 
-    def prune(self, last: int, run: str = RUN) -> None:
+    def step(self, checkpointer: holdfast.Checkpointer, state: dict[str, Any], step: int, content: int) -> None:
+        """A step of a training job that saves each step and keeps one."""
+        state.update(contents(content))
+        with self._doing(f"step {step}", RUN, self.facts[RUN].saved(Version(step, content)).pruned(1)):
+            checkpointer.step(step)
+
+    def prune(self, last: int, run: str = RUN, *, recycle: bool = False, weights: int | None = None) -> None:
         with self._doing(f"prune to {last}", run, self.facts[run].pruned(last)):
-            self.open(run).prune(holdfast.Keep(last=last))
+            self.open(run).prune(holdfast.Keep(last=last, weights=weights), recycle=recycle)
 
     def rollback(self, step: int, run: str = RUN) -> None:
         with self._doing(f"rollback to {step}", run, self.facts[run].rolled_back(step)):
@@ -94,7 +101,6 @@ class Stage:
             except holdfast.HoldfastError:
                 return
             raise AssertionError("the disk was full and the save did not fail")
-
 
     def save_whose_commit_fails(self, step: int, content: int, run: str = RUN) -> None:
         """A save whose commit record got its name, but the fsync of that name failed: it may be there or not."""
@@ -183,10 +189,17 @@ def prune_steps_that_are_referred_to(stage: Stage) -> None:
         stage.prune(1)
 
 
+def prune_and_recycle(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    with stage.recorded():
+        stage.prune(1, recycle=True)
+
+
 def save_over_recycled_files(stage: Stage) -> None:
     for step in (1, 2, 3):
         stage.save(step, 100 * step)
-    stage.prune(1)
+    stage.prune(1, recycle=True)
     with stage.recorded():
         stage.save(4, 400)
 
@@ -195,7 +208,7 @@ def prune_then_save_over_what_it_freed(stage: Stage) -> None:
     for step in (1, 2):
         stage.save(step, 100 * step)
     with stage.recorded():
-        stage.prune(1)
+        stage.prune(1, recycle=True)
         stage.save(3, 300)
 
 
@@ -213,7 +226,7 @@ def rollback_then_prune_the_abandoned(stage: Stage) -> None:
     stage.rollback(1)
     stage.save(2, 250)
     with stage.recorded():
-        stage.prune(1)
+        stage.prune(1, recycle=True)
         stage.save(4, 400)
 
 
@@ -259,6 +272,27 @@ def save_whose_commit_fails(stage: Stage) -> None:
         stage.save_whose_commit_fails(2, 201)
 
 
+def checkpointer_that_saves_prunes_and_recycles(stage: Stage) -> None:
+    stage.save(1, 100)
+    state = contents(100)
+    with holdfast.Checkpointer(
+        stage.root / RUN, state, save=holdfast.Every(steps=1), keep=holdfast.Keep(last=1), on_failure="raise"
+    ) as checkpointer:
+        checkpointer.resume()
+        stage.step(checkpointer, state, 2, 200)
+        with stage.recorded():
+            stage.step(checkpointer, state, 3, 300)
+            stage.step(checkpointer, state, 4, 301)
+
+
+def prune_to_weights(stage: Stage) -> None:
+    for step in (1, 2):
+        stage.save(step, 100 * step, optimizer=True)
+    with stage.recorded():
+        stage.prune(2, weights=1)
+        stage.prune(1, recycle=True)
+
+
 def hold_while_saving(stage: Stage) -> None:
     for step in (1, 2, 3):
         stage.save(step, 100 * step)
@@ -275,6 +309,7 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         save_that_refers_to_unchanged_tensors,
         prune_to_the_last,
         prune_steps_that_are_referred_to,
+        prune_and_recycle,
         save_over_recycled_files,
         prune_then_save_over_what_it_freed,
         rollback_then_save,
@@ -286,6 +321,8 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         save_that_fails_and_cleans_up,
         save_whose_commit_fails,
         hold_while_saving,
+        checkpointer_that_saves_prunes_and_recycles,
+        prune_to_weights,
     )
 }
 

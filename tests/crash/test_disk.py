@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.store import posix
 
-from .disk import SECTOR, Crash, crashes
+from .disk import SECTOR, Crash, crashes, crashes_after_kill, crashes_without
 from .recorder import Create, Fsync, Mark, Recorder, Recording, functions_of
 
 
@@ -136,15 +136,15 @@ def test_a_link_may_be_durable_while_the_bytes_are_not(root: Path, tmp_path: Pat
 def test_a_file_written_in_place_may_hold_any_mixture_of_sectors(root: Path, tmp_path: Path) -> None:
     (root / "f").write_bytes(b"o" * 4 * SECTOR)
 
-    def program(root: Path) -> None:
+    with Recorder(root, posix) as recorder:
         overwrite(root / "f", b"n" * 4 * SECTOR)
+        recorder.announce("written")
         for part in range(4):
             overwrite(root / "f", b"N" * SECTOR, part * SECTOR)
         posix.truncate(fd := posix.open_fd(str(root / "f"), os.O_WRONLY), SECTOR)
         posix.close_fd(fd)
-
-    recording = record(root, program)
-    found = {files_of(crash, tmp_path / "rebuilt")["f"][::SECTOR] for crash in crashes(recording, subsets=200)}
+    states = crashes(recorder.recording, subsets=200)
+    found = {files_of(crash, tmp_path / "rebuilt")["f"][::SECTOR] for crash in states}
     assert {b"oooo", b"nnnn", b"NNNN", b"oNoN", b"NooN", b"nNnn", b"N", b"o", b"n"} <= found
     assert b"onnn" in found, "the beginning of a torn write may be what is missing"
 
@@ -245,9 +245,25 @@ def test_leaving_out_an_fsync_shows_the_loss_it_prevents(root: Path, tmp_path: P
     recording = record(root, program)
     sites = {o.stack[0].split()[1] for o in recording.operations if isinstance(o, Fsync)}
     assert sites == {"create", "sync_directory"}
-    contents = [files_of(crash, tmp_path / "rebuilt")["f"]
-                for crash in crashes(recording, without=lambda fsync: fsync.stack[0].endswith(" create"))]  # fmt: skip
-    assert b"" in contents
+    lost = crashes_without(recording, lambda fsync: fsync.stack[0].endswith(" create"))
+    assert b"" in [files_of(crash, tmp_path / "rebuilt")["f"] for crash in lost]
+    assert [*crashes_without(recording, lambda fsync: False)] == []
+
+
+def test_what_a_killed_process_left_is_not_durable_for_the_next(root: Path, tmp_path: Path) -> None:
+    def program(root: Path) -> None:
+        posix.link(str(root / "old"), str(root / "new"))
+        killed.append(len(recorder.recording.operations))
+        posix.unlink(str(root / "old"))
+        sync_directory(root / "elsewhere")
+
+    (root / "old").write_bytes(b"data")
+    (root / "elsewhere").mkdir()
+    killed: list[int] = []
+    with Recorder(root, posix) as recorder:
+        program(root)
+    states = [files_of(crash, tmp_path / "rebuilt") for crash in crashes_after_kill(recorder.recording, killed[0])]
+    assert {} in states, "the second process removed the one name that was durable"
 
 
 def test_all_subsets_are_tried_where_few_changes_are_not_durable(root: Path, tmp_path: Path) -> None:

@@ -50,12 +50,12 @@ def play(stage: Stage) -> None:
     with stage.recorded():
         stage.save(1, 101)
         stage.save(2, 202)
-        stage.save(3, 203)
+        stage.save(3, 303)
         stage.note(3, "loss", 0.5)
         stage.pin(2, "kept")
         stage.prune(1)
         stage.unpin("kept")
-        stage.prune(1)
+        stage.prune(1, recycle=True)
         stage.save(4, 404)
         stage.rollback(3)
         stage.save_that_fails(5, 505, after_bytes=30_000)
@@ -82,7 +82,11 @@ def test_what_strace_sees_is_what_the_recorder_saw(tmp_path: Path) -> None:
     seen = list(events_of_strace(log.read_text(errors="replace"), str(root)))
     recorded = [(kind, path, number) for kind, path, number in json.loads(account.read_text())]
     assert {kind for kind, _, _ in recorded} >= {"create", "write", "fsync", "link", "rename", "unlink", "mkdir"}
-    assert by_path(recorded) == by_path(seen)
+    ours, theirs = by_path(recorded), by_path(seen)
+    different = [path for path in sorted({*ours, *theirs}) if ours.get(path) != theirs.get(path)]
+    assert not different, "\n".join(
+        f"{path}: the recorder saw {ours.get(path)}, strace {theirs.get(path)}" for path in different
+    )
 
 
 def by_path(events: list[Event]) -> dict[str, tuple[list[Event], Counter[Event]]]:
@@ -122,7 +126,7 @@ def events_of_recorder(operations: list[Operation]) -> Iterator[Event]:
                 yield "rmdir", operation.path, 0
 
 
-_CALL = re.compile(r"^(?P<pid>\d+) +(?P<name>\w+)\((?P<arguments>.*)\) = (?P<result>-?\d+)(?:<.*>)?.*$")
+_CALL = re.compile(r"^(?P<pid>\d+) +(?P<name>\w+)\((?P<arguments>.*)\) += (?P<result>-?\d+)(?:<.*>)?.*$")
 _UNFINISHED = re.compile(r"^(?P<pid>\d+) +(?P<start>\w+\(.*) <unfinished \.\.\.>$")
 _RESUMED = re.compile(r"^(?P<pid>\d+) +<\.\.\. \w+ resumed>(?P<rest>.*)$")
 _DESCRIPTOR = re.compile(r"\d+<(/[^>]*)>")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import holdfast
-from holdfast.load.checkpoint import open_step
+from holdfast.loading.checkpoint import open_step
 from holdfast.run.history import Step
 from holdfast.store.locate import open_store
 
@@ -108,6 +108,8 @@ class Observed:
     notes: frozenset[tuple[Version, str, float]] = frozenset()
     errors: tuple[str, ...] = ()
     """What was listed and could not be had, or not as it was saved."""
+    is_open: bool = True
+    """Whether the run could be opened at all."""
 
     def facts(self) -> Facts:
         return Facts(self.lineage, self.abandoned, frozenset(), self.pins, self.notes)
@@ -126,10 +128,10 @@ def observe(path: Path) -> Observed:
     try:
         run = holdfast.Run(path)
         steps = run.steps(abandoned=True)
-    except holdfast.NoCheckpoint:
-        return Observed()
+        if steps:
+            assert run.id, "the run has steps and no identity"
     except Exception as error:  # whatever else it raises is the finding
-        return Observed(errors=(f"opening the run: {error!r}",))
+        return Observed(errors=(f"opening the run: {error!r}",), is_open=False)
     for step in steps:
         try:
             found.versions[step.step, step.attempt] = read(path, step, steps)
@@ -166,8 +168,9 @@ def read(path: Path, step: Step, steps: list[Step]) -> Version:
 
 def _latest(path: Path, run: Any, found: _Findings) -> Version | None:
     """The newest step as the run tells it; what `load` gives without a step must be the same."""
-    step = run.latest()
+    step = None
     try:
+        step = run.latest()
         tree = holdfast.load(path)
     except holdfast.NoCheckpoint:
         if step is not None:
@@ -185,6 +188,8 @@ def _latest(path: Path, run: Any, found: _Findings) -> Version | None:
 def violations(window: Window, seen: Observed) -> list[str]:
     """In words, each way in which what is found is not what may be."""
     found = list(seen.errors)
+    if not seen.is_open:
+        return found
     if seen.latest not in window.latest:
         found.append(f"it opens at {seen.latest}, not at {_either(window.latest)}")
     there = {*seen.lineage, *seen.abandoned}
@@ -230,6 +235,15 @@ def contents(number: int) -> dict[str, Any]:
     }
 
 
+def an_optimizer() -> dict[str, Any]:
+    """What a state may have besides: a role that pruning to weights removes, so that it is not part of the comparison."""
+    module = torch.nn.Linear(9, 5)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    module(torch.ones(9)).sum().backward()
+    optimizer.step()
+    return {"optimized": module, "optimizer": optimizer}
+
+
 @functools.lru_cache(maxsize=4096)
 def expected_fingerprint(number: int) -> bytes:
     return fingerprint(contents(number))
@@ -238,7 +252,7 @@ def expected_fingerprint(number: int) -> bytes:
 def fingerprint(tree: Any) -> bytes:
     """A digest of every bit of a tree of tensors and values: types, dtypes and shapes included."""
     digest = hashlib.blake2b(digest_size=16)
-    for path, leaf in _leaves(tree, ""):
+    for path, leaf in _leaves({key: tree[key] for key in tree if key not in ("optimized", "optimizer")}, ""):
         if isinstance(leaf, torch.Tensor):
             data = leaf.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b""
             digest.update(f"{path}\0{leaf.dtype}\0{tuple(leaf.shape)}\0".encode() + data)

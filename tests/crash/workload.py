@@ -189,7 +189,7 @@ def work(path: Path, rng: random.Random) -> None:
         elif choice < 0.85:
             last = rng.randint(1, 2)
             with said("pruned", last):
-                holdfast.Run(path).prune(holdfast.Keep(last=last))
+                holdfast.Run(path).prune(holdfast.Keep(last=last), recycle=rng.random() < 0.7)
         elif choice < 0.93:
             step = rng.choice(steps).step
             with said("rolled_back", step):

@@ -6,6 +6,7 @@ The index is such a file. Opening one parses the header and makes views; nothing
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,16 @@ class Strings(Sequence[str]):
             return self.raw(row).decode()
         except UnicodeDecodeError as error:
             raise Corrupt(f"row {row} of a string table is not UTF-8") from error
+
+    def all(self) -> list[str]:
+        """Every row, decoded at once."""
+        data, offsets = self.data.tobytes(), self.offsets.tolist()
+        if any(a > b for a, b in pairwise(offsets)) or (offsets and (offsets[0] < 0 or offsets[-1] > len(data))):
+            raise Corrupt("a string table's offsets are out of order")
+        try:
+            return [data[a:b].decode() for a, b in pairwise(offsets)]
+        except UnicodeDecodeError as error:
+            raise Corrupt("a string table is not UTF-8") from error
 
     def find(self, text: str) -> int:
         """The row that holds `text` in a table sorted by bytes, or -1. Touches log2(n) rows."""

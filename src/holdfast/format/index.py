@@ -111,6 +111,8 @@ class Index:
     columns: Columns
     path: str = "index"
     names: Strings = field(init=False)
+    _tensors: list[TensorRow] | None = field(init=False, default=None)
+    _chunks: Chunks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         try:
@@ -161,10 +163,13 @@ class Index:
         return self.names.find(name)
 
     def tensor(self, row: int) -> TensorRow:
+        """The tensor in a row; reads no other rows."""
+        if self._tensors is not None:
+            return self._tensors[row]
         try:
             start, stop = self._range("tensor.shape.offsets", row, len(self.columns["tensor.shape"]))
             path = json.loads(self._paths[row])
-            return TensorRow(
+            tensor = TensorRow(
                 row,
                 self.names[row],
                 tuple(path),
@@ -174,8 +179,43 @@ class Index:
                 int(self.column("tensor.owner", row, row + 1)[0]),
                 int(self.column("tensor.alias", row, row + 1)[0]),
             )
+            self._check_tensor(tensor)
+            return tensor
         except (IndexError, ValueError, TypeError) as error:
             raise Corrupt(f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path) from error
+
+    def tensors(self) -> list[TensorRow]:
+        """Every tensor, in order of their names; made once and kept."""
+        if self._tensors is None:
+            rows = len(self)
+            for name in ("tensor.shape.offsets", "tensor.entries"):
+                self._check_offsets(name, len(self.columns["tensor.shape"]) if "shape" in name else self.entry_count)
+            try:
+                bounds, dims = self.columns["tensor.shape.offsets"].tolist(), self.columns["tensor.shape"].tolist()
+                dtypes = [self.dtypes[d] for d in self.columns["tensor.dtype"].tolist()]
+                roles = [self._roles[r] for r in self.columns["tensor.role"].tolist()]
+                paths = [tuple(json.loads(p)) for p in self._paths.all()]
+                owner, alias = self.column("tensor.owner", 0, rows).tolist(), self.column("tensor.alias", 0, rows).tolist()
+                self._tensors = [
+                    TensorRow(i, name, path, kind, tuple(dims[a:b]), role, own, tied)
+                    for i, (name, path, kind, a, b, role, own, tied) in enumerate(
+                        zip(self.names.all(), paths, dtypes, bounds[:-1], bounds[1:], roles, owner, alias, strict=True)
+                    )
+                ]
+            except (IndexError, ValueError, TypeError) as error:
+                raise Corrupt(f"the tensor table of {self.path} is damaged: {error}", file=self.path) from error
+            for tensor in self._tensors:
+                self._check_tensor(tensor)
+        return self._tensors
+
+    def _check_tensor(self, tensor: TensorRow) -> None:
+        if min(tensor.shape, default=0) < 0 or not -1 <= tensor.alias < len(self) or not -1 <= tensor.owner < len(self):
+            raise Corrupt(f"{tensor.name} has an impossible shape, alias or owner in {self.path}", file=self.path, tensor=tensor.name)
+
+    def _check_offsets(self, name: str, limit: int) -> None:
+        column = self.columns[name]
+        if len(column) == 0 or column[0] != 0 or column[-1] > limit or (np.diff(column) < 0).any():
+            raise Corrupt(f"column {name} of {self.path} is out of order", file=self.path)
 
     def canonical(self, tensor: TensorRow) -> TensorRow:
         """The tensor that holds the bytes: itself, or what it is an alias of."""
@@ -206,14 +246,21 @@ class Index:
         return self._chunk_rows(start, stop, np.full(stop - start, tensor), np.full(stop - start, entry))
 
     def all_chunks(self) -> Chunks:
-        """All chunks, checked, as columns."""
+        """All chunks, checked, as columns; made once and kept."""
+        if self._chunks is not None:
+            return self._chunks
         entries = np.diff(self.columns["tensor.entries"])
         counts = np.diff(self.columns["entry.chunks"])
         if (entries < 0).any() or (counts < 0).any() or entries.sum() != len(counts) or counts.sum() != self.chunk_count:
             raise Corrupt(f"the tables of {self.path} do not fit together", file=self.path)
         tensor_of_entry = np.repeat(np.arange(len(self)), entries)
         entry = np.repeat(np.arange(len(counts)), counts)
-        return self._chunk_rows(0, self.chunk_count, tensor_of_entry[entry], entry)
+        self._chunks = self._chunk_rows(0, self.chunk_count, tensor_of_entry[entry], entry)
+        return self._chunks
+
+    def chunk_range(self, entry: int) -> tuple[int, int]:
+        """First and last row, half-open, of an entry's chunks in `all_chunks`."""
+        return self._range("entry.chunks", entry, self.chunk_count)
 
     def file(self, row: int) -> FileRow:
         try:

@@ -82,7 +82,9 @@ class _Plan:
 
 def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
     """The chunks to read, and where each goes. A tensor that several names share is read once for each memory."""
-    parts: list[Chunks] = []
+    index, every = checkpoint.index, checkpoint.index.all_chunks()
+    starts, sizes = every.raw_start.tolist(), every.raw_bytes.tolist()
+    rows: list[int] = []
     spots: list[_Spot] = []
     done: set[tuple[int, int]] = set()
     for fill in fills:
@@ -92,19 +94,21 @@ def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
             continue
         done.add(key)
         dtype = torch_dtype(stored.dtype.name)
-        for entry in checkpoint.index.entries(stored):
-            offset, shape = checkpoint.index.box(stored, entry)
+        for entry in index.entries(stored):
+            offset, shape = index.box(stored, entry)
             is_whole = shape == stored.shape
             target = fill.target if is_whole else fill.target[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
-            chunks = checkpoint.index.chunks(entry, stored.row)
-            wanted = math.prod(shape) * stored.dtype.itemsize
-            starts, sizes = chunks.raw_start.tolist(), chunks.raw_bytes.tolist()
-            if sum(sizes) != wanted or any(s < 0 or s + n > wanted for s, n in zip(starts, sizes, strict=True)):
-                raise Corrupt(f"the chunks of {stored.name} do not make up its {wanted} bytes", tensor=stored.name)
+            wanted, at = math.prod(shape) * stored.dtype.itemsize, 0
             view = byte_view(target) if target.dtype == dtype else None
-            spots += [_Spot(target, dtype, start, None if view is None else view[start : start + n]) for start, n in zip(starts, sizes, strict=True)]
-            parts.append(chunks)
-    joined = _concatenate(parts)
+            for row in range(*index.chunk_range(entry)):
+                if starts[row] != at:
+                    break
+                at += sizes[row]
+                rows.append(row)
+                spots.append(_Spot(target, dtype, starts[row], None if view is None else view[starts[row] : at]))
+            if at != wanted:
+                raise Corrupt(f"the chunks of {stored.name} do not make up its {wanted} bytes in {index.path}", tensor=stored.name)
+    joined = every.take(rows)
 
     def deliver(i: int, raw: Bytes) -> None:
         spot = spots[i]
@@ -123,9 +127,3 @@ class _Spot:
     start: int
     memory: Bytes | None
 
-
-def _concatenate(parts: list[Chunks]) -> Chunks:
-    if not parts:
-        empty = np.zeros(0, np.int64)
-        return Chunks(*([empty] * 9), np.zeros((0, 16), np.uint8), np.zeros(0, np.uint8))
-    return Chunks(*(np.concatenate([getattr(p, name) for p in parts]) for name in Chunks.__slots__))

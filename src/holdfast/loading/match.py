@@ -127,8 +127,7 @@ def _stored(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool,
             path = known.path if known else (ours.partition(".")[0], ours.partition(".")[2])
         return ours, path
 
-    for row in range(len(checkpoint.index)):
-        tensor = checkpoint.index.tensor(row)
+    for tensor in checkpoint.index.tensors():
         if placed := place(tensor.name, tensor.path):
             stored.tensors[placed[0]], stored.paths[placed[0]] = tensor, placed[1]
     for raw_path, data in checkpoint.commit.values:

@@ -78,7 +78,6 @@ def read_chunks(
     deliver: Callable[[int, Bytes], None],
     name: Callable[[int], str],
     progress: Callable[[int], None] | None = None,
-    threads: int = THREADS,
 ) -> list[Damage]:
     """Read chunks, check them, and hand over their raw bytes; returns those that are damaged, in file order.
 
@@ -102,7 +101,7 @@ def read_chunks(
 
     if len(groups) == 1:
         return run(groups[0])
-    with ThreadPoolExecutor(threads, "holdfast-read") as pool:
+    with ThreadPoolExecutor(THREADS, "holdfast-read") as pool:
         for found in pool.map(run, groups):
             damages += found
     return damages

@@ -35,7 +35,7 @@ class StoredSource:
 def contents_of_stored(checkpoint: Checkpoint, wants: Callable[[str], bool] = lambda role: True) -> Contents:
     """The contents of a stored checkpoint, or of those roles of it that are wanted."""
     index = checkpoint.index
-    rows = [t for t in map(index.tensor, range(len(index))) if wants(t.role)]
+    rows = [t for t in index.tensors() if wants(t.role)]
     canonical: dict[int, str] = {}
     items = []
     for tensor in sorted(rows, key=lambda t: (t.alias >= 0, t.row)):

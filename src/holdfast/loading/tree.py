@@ -25,8 +25,7 @@ def load_tree(checkpoint: Checkpoint, select: str | Sequence[str] | None, exclud
     wishes = Wishes.of(select, exclude)
     made: dict[int, torch.Tensor] = {}
     fills, leaves = [], {}
-    for row in range(len(checkpoint.index)):
-        tensor = checkpoint.index.tensor(row)
+    for tensor in checkpoint.index.tensors():
         if not wishes.wants(tensor.name):
             continue
         holder = checkpoint.index.canonical(tensor)

@@ -16,7 +16,7 @@ from ..format.index import FileRow
 from ..format.records import FileRef
 from ..plan.image import chunk_grid, file_order
 from ..store.base import Store
-from .base import Base
+from .base import Base, probe
 from .contents import TensorItem
 from .image import Image
 
@@ -46,6 +46,8 @@ class Placed:
     owned: list[FileRef] = field(default_factory=list)
     places: dict[str, Placement] = field(default_factory=dict)
     """By name; aliases have none."""
+    probes: dict[str, bytes] = field(default_factory=dict)
+    """By name; see `base.probe`."""
 
 
 class FilesWriter:
@@ -89,6 +91,8 @@ class FilesWriter:
                     chunks = self._base.unchanged(item) if self._base and is_first else None
                     if chunks is None:
                         image = image or self._open(group)
+                        if item.source is not None:
+                            self._placed.probes[item.name] = probe(item.source)
                         image.add(item)
                     elif self._base is not None and self._base.may_refer(chunks):
                         files = np.array([self._refer(f) for f in chunks.file.tolist()], np.int64)

@@ -77,23 +77,25 @@ class Snapshot:
 
 
 class History:
-    """Reads a run's records; remembers the commit records it has read, since they never change."""
+    """Reads a run's records; remembers the contents of attempts and commits, since they never change."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
         self._commits: dict[str, Commit] = {}
+        self._attempts: dict[int, Attempt] = {}
 
     def run_record(self) -> RunRecord | None:
         """The record of the run, or None where there is none."""
         return read_record(self.store, RUN_FILE, RunRecord)
 
     def attempts(self) -> dict[int, Attempt]:
-        found = {}
+        """Every attempt by number."""
         for number in self.attempt_numbers():
-            record = read_record(self.store, f"attempts/{number:04d}.json", Attempt)
-            if record is not None:
-                found[number] = record
-        return found
+            if number not in self._attempts:
+                record = read_record(self.store, f"attempts/{number:04d}.json", Attempt)
+                if record is not None:
+                    self._attempts[number] = record
+        return dict(self._attempts)
 
     def attempt_numbers(self) -> list[int]:
         stems = (n.removesuffix(".json") for n in self.store.list("attempts"))
@@ -129,8 +131,37 @@ class History:
             )
         return Snapshot([steps[key] for key in sorted(steps)], attempts, undecided, damaged)
 
+    def newest(self) -> Step:
+        """The newest step of the lineage, without its pins and notes; reads no commit record but its own.
+
+        Raises:
+            NoCheckpoint: nothing is committed.  Corrupt: its record is damaged; the message names the next good one.
+        """
+        bounds = lineage_bounds(self.attempts())
+        parsed = [(parse_step_dir(n.removesuffix("/")), n.removesuffix("/")) for n in self.store.list("steps")]
+        whole = sorted((key, name) for key, name in parsed if key and not key[2] and key[0] <= bounds.get(key[1], -1))
+        for (step, attempt, _), name in reversed(whole):
+            try:
+                commit = self._commit(f"steps/{name}", name)
+            except HoldfastError:
+                return newest(self.look(), self.store.url)
+            if commit is not None and commit.decision == "committed":
+                return Step(step, attempt, f"steps/{name}", commit)
+        raise NoCheckpoint(f"nothing is committed in {self.store.url}")
+
+    def committed(self, ref: StepRef) -> Step | None:
+        """The step of exactly this attempt, if it is committed."""
+        path = step_dir(ref.step, ref.attempt)
+        commit = self._commit(path, path.removeprefix("steps/"))
+        return Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None
+
     def _commit(self, path: str, name: str) -> Commit | None:
-        if name not in self._commits or self._commits[name].decision != "committed":
+        try:  # a record never changes, but pruning may take it away and leave the directory
+            self.store.size(f"{path}/commit.json")
+        except FileNotFoundError:
+            self._commits.pop(name, None)
+            return None
+        if name not in self._commits:
             record = read_record(self.store, f"{path}/commit.json", Commit)
             if record is None:
                 return None
@@ -138,10 +169,6 @@ class History:
                 raise Corrupt(f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path)
             self._commits[name] = record
         return self._commits[name]
-
-    def forget(self, step: Step) -> None:
-        """The step was deleted."""
-        self._commits.pop(step.path.removeprefix("steps/"), None)
 
     def _pins(self) -> dict[StepRef, list[str]]:
         found: dict[StepRef, list[str]] = {}

@@ -55,7 +55,6 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
         gone = [step for step in snapshot.steps if step.path in wanted]
         for step in gone:
             store.delete(f"{step.path}/commit.json", sync=True)
-            history.forget(step)
         remaining = [s.path for s in snapshot.steps if s.path not in wanted] + list(snapshot.damaged)
         needed = _needed(store, remaining, {s.path: s for s in snapshot.steps})
         freed = sum(_sweep(store, path, needed, recycle_bytes) for path in sorted({s.path for s in gone} | undecided))

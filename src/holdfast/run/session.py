@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import HoldfastError, Refused, Superseded
-from ..format.columns import Columns
 from ..format.index import Index
 from ..format.records import Commit, StepRef
 from ..store.base import Store
@@ -20,7 +20,7 @@ from .contents import Contents
 from .decide import read_part
 from .history import History, Step, claim_attempt, create_run, newest
 from .marks import intent, is_buried
-from .write import write_step
+from .write import Written, write_step
 
 
 class Session:
@@ -52,7 +52,7 @@ class Session:
         self.last_step = self.parent.step if self.parent else None
         self.last: Step | None = None
         self.pid = os.getpid()
-        self._layout: tuple[str, Columns] | None = None
+        self._written: Written | None = None
 
     def save(
         self,
@@ -116,26 +116,28 @@ class Session:
             self.check_newest()
             return True
 
-        layout = self._layout if base else None
+        layout = self._written.layout if base and self._written else None
         written = write_step(self.store, contents, record, base, layout=layout, recycle=recycle, may_commit=may_commit)
         if written is None:
             return None
-        step, self._layout = written
-        return step
+        kept = self._written.probes if self._written and base else {}
+        self._written = replace(written, probes=kept | written.probes)
+        return written.step
 
     def _base(self, ref: StepRef) -> Base | None:
         """The step to refer to, unless it is gone, being deleted, or damaged."""
         try:
-            step = next((s for s in self.history.look().steps if s.ref == ref), None)
+            step = self.history.committed(ref)
             if step is None or is_buried(self.store, ref):
                 return None
             parts = [read_part(self.store, p.path, p.digest)[0] for p in step.commit.parts]
-            return Base(Index(parts[0], step.path)) if len(parts) == 1 else None
+            probes = self._written.probes if self._written and self._written.step.ref == ref else None
+            return Base(Index(parts[0], step.path), probes) if len(parts) == 1 else None
         except (HoldfastError, FileNotFoundError):  # whatever ails the old step, the new one is written whole
             return None
 
     def _references_of(self, ref: StepRef) -> Sequence[StepRef]:
-        found = next((s for s in self.history.look().steps if s.ref == ref), None)
+        found = self.history.committed(ref)
         return found.commit.references if found else []
 
     def _is_there(self, path: str) -> bool:
@@ -151,7 +153,8 @@ _open: dict[str, Session] = {}
 def session_of(store: Store, libraries: dict[str, str]) -> Session:
     """This process's session on a run, opened when first asked for."""
     known = _open.get(store.url)
-    if known is None or known.pid != os.getpid():
+    record = known.history.run_record() if known else None
+    if known is None or known.pid != os.getpid() or record is None or record.run != known.run:
         known = _open[store.url] = Session(store, libraries)
     return known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -21,8 +22,17 @@ from .files import FilesWriter
 from .history import Step
 
 WRITER = "n0000"
-Layout = tuple[str, Columns]
-"""Path of the index part that holds a layout, and its columns."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A step that was just written, and what makes the next one cheaper."""
+
+    step: Step
+    layout: tuple[str, Columns]
+    """Path of the index part that holds the layout, and its columns."""
+    probes: dict[str, bytes]
+    """See `base.probe`."""
 
 
 def write_step(
@@ -32,10 +42,10 @@ def write_step(
     base: Base | None = None,
     *,
     partial: int = 0,
-    layout: Layout | None = None,
+    layout: tuple[str, Columns] | None = None,
     recycle: bool = True,
     may_commit: Callable[[Commit, set[str]], bool] = lambda record, needed: True,
-) -> tuple[Step, Layout] | None:
+) -> Written | None:
     """Write and commit a step; durable on return. After an error, or None, nothing of it is left.
 
     Args:
@@ -71,7 +81,7 @@ def write_step(
             is_decided = error.existing is not None
             raise
         is_decided = True
-        return Step(record.step, record.attempt, folder, record), (holder, columns)
+        return Written(Step(record.step, record.attempt, folder, record), (holder, columns), placed.probes)
     except FileNotFoundError as error:
         raise StepExists(f"{folder} was removed while it was being written: another process took this one for dead") from error
     finally:

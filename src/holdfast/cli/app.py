@@ -1,0 +1,111 @@
+"""Finds the command that was called, runs it, and turns its end into an exit code and, where it failed, one line.
+
+A command's module is imported only when that command runs, so that `holdfast ls` starts without what `export` needs.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, cast
+
+import typer
+from typer.core import TyperGroup
+
+from ..errors import HoldfastError
+from ..version import VERSION
+
+COMMANDS = ("ls", "inspect", "verify", "diff", "export", "cp", "rollback", "pin", "prune", "doctor", "demo")
+"""Each is a module of this package with a function of the same name, which returns the exit code."""
+
+FAILED, USAGE, UNAVAILABLE, NO_SPACE, INTERRUPTED = 1, 2, 7, 8, 130
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SETTINGS: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, "pretty_exceptions_enable": False}
+
+# typer's errors about arguments are click's in its older versions and its own in later ones; both are bases of this one
+_Misused = cast(type[Exception], typer.BadParameter.__bases__[0])
+
+
+class Commands(TyperGroup):
+    """The commands, each imported when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__package__}.{cmd_name}")
+        alone = typer.Typer(**_SETTINGS)
+        alone.command(cmd_name)(getattr(module, cmd_name))
+        return typer.main.get_command(alone)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        print(f"holdfast {VERSION}")
+        raise typer.Exit
+
+
+_app = typer.Typer(cls=Commands, no_args_is_help=True, **_SETTINGS)
+
+
+@_app.callback()
+def holdfast(
+    version: bool = typer.Option(False, "--version", callback=_say_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Crash-safe checkpoints for PyTorch training.
+
+    An ADDRESS is PATH[@STEP|@latest|@best|@PIN]: a run, and which step of it. `hf:DIR` and `safetensors:DIR` are the files of
+    others.
+
+    Exit codes: 0 done, 1 failed, 2 usage, 3 no such checkpoint, 4 corrupt, 5 different, 6 refused (would lose data),
+    7 unavailable, 8 does not fit, 130 interrupted. HOLDFAST_DEBUG=1 shows where an error came from.
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code.
+
+    Args:
+        argv: what follows the program's name; default: the arguments of this process.
+    """
+    try:
+        code = typer.main.get_command(_app).main(argv, "holdfast", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except (KeyboardInterrupt, typer.Abort):
+        return _failed("interrupted", INTERRUPTED)
+    except _Misused as error:
+        return _failed(*_misuse(error))
+    except BrokenPipeError:
+        # whoever read the output has gone; without this, Python complains when it flushes at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except HoldfastError as error:
+        return _failed(str(error), error.exit_code)
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        return _failed(what, NO_SPACE if error.errno in _FULL else UNAVAILABLE)
+    except Exception as error:
+        return _failed(f"{type(error).__name__}: {error} (a bug of holdfast: HOLDFAST_DEBUG=1 shows where)", FAILED)
+
+
+def _failed(why: str, code: int) -> int:
+    if os.environ.get("HOLDFAST_DEBUG", "0") not in ("", "0"):
+        import traceback
+
+        traceback.print_exc()
+    print(f"holdfast: {why}", file=sys.stderr)
+    return code
+
+
+def _misuse(error: Any) -> tuple[str, int]:
+    """What was wrong with the arguments, and the exit code. Called without any, the help is what typer has to say."""
+    context = getattr(error, "ctx", None)
+    message = str(error.format_message()).rstrip(". \n")
+    where = f"; see `{context.command_path} --help`" if context is not None and "\n" not in message else ""
+    return f"{message}{where}", int(getattr(error, "exit_code", USAGE))
