@@ -23,7 +23,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .version import VERSION as __version__
+from .version import VERSION
 
 if TYPE_CHECKING:
     from .api import Handle, export, load, restore, save
@@ -80,7 +80,37 @@ _HOMES = {
 }
 _CALLED = {"open": "open_checkpoint"}
 
-__all__ = [*sorted(_HOMES), "__version__"]
+__version__ = VERSION
+
+__all__ = [
+    "Checkpoint",
+    "Checkpointer",
+    "Corrupt",
+    "Deadline",
+    "Every",
+    "Handle",
+    "HoldfastError",
+    "Init",
+    "Keep",
+    "Ledger",
+    "Mismatch",
+    "NoCheckpoint",
+    "NoSpace",
+    "Overdue",
+    "Refused",
+    "Run",
+    "State",
+    "Superseded",
+    "Unavailable",
+    "Unsupported",
+    "__version__",
+    "export",
+    "load",
+    "open",
+    "register",
+    "restore",
+    "save",
+]
 
 
 def __getattr__(name: str) -> Any:

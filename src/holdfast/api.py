@@ -73,7 +73,9 @@ def open_found(store: Store, where: Address) -> Checkpoint:
         except FileNotFoundError as error:
             if _still_there(history, found):
                 name = error.filename or error
-                raise Corrupt(f"step {found.step} of {store.url} lacks a file that its record names: {name}", file=str(name)) from error
+                raise Corrupt(
+                    f"step {found.step} of {store.url} lacks a file that its record names: {name}", file=str(name)
+                ) from error
     raise NoCheckpoint(f"{where}: each step found was pruned while it was being opened; hold it with Run.hold")
 
 
@@ -214,7 +216,13 @@ def restore_from(checkpoint: Checkpoint, state: Any, wishes: Any, *, all_roles: 
     return matched.ledger
 
 
-def load(address: Any, *, step: int | None = None, select: str | Sequence[str] | None = None, exclude: str | Sequence[str] = ()) -> dict[str, Any]:
+def load(
+    address: Any,
+    *,
+    step: int | None = None,
+    select: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] = (),
+) -> dict[str, Any]:
     """A checkpoint as a tree of plain CPU tensors and values: roles, then what each role's state is made of.
 
     Args:

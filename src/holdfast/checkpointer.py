@@ -57,8 +57,8 @@ class Checkpointer:
         save: when to save. keep: what to keep; pruning runs after each save.
         init: an address or an Init, read by `resume` only while the run has no commit.
         on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise.
-        recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up to one checkpoint's
-            bytes of extra files.
+        recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up
+            to one checkpoint's bytes of extra files.
     Raises:
         Unavailable: the store cannot be reached.
     """
@@ -92,7 +92,9 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         self._is_closed = True
@@ -203,7 +205,9 @@ class Checkpointer:
                     log.warning("passed over a damaged step: %s", why)
                 return found
             except (Corrupt, FileNotFoundError) as error:
-                last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
+                last_error = (
+                    error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
+                )
                 fallbacks.append(str(last_error))
         assert last_error is not None
         raise last_error
@@ -212,9 +216,13 @@ class Checkpointer:
         if self._init is not None:
             init = self._init
             wishes = Wishes.of(init.select, (), init.waive, init.rename, init.cast)
-            with open_checkpoint(parse(init.source).path if not isinstance(init.source, str) else init.source) as checkpoint:
+            with open_checkpoint(
+                parse(init.source).path if not isinstance(init.source, str) else init.source
+            ) as checkpoint:
                 roles = set(checkpoint.commit.roles)
-                wishes = Wishes.of(init.select or [f"{r}.*" for r in roles] + sorted(roles), (), init.waive, init.rename, init.cast)
+                wishes = Wishes.of(
+                    init.select or [f"{r}.*" for r in roles] + sorted(roles), (), init.waive, init.rename, init.cast
+                )
                 self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=False)
         self._open(Session(self.run.store, libraries()))
         self._step = self._saved_step = 0

@@ -1,17 +1,17 @@
 """The tree of errors. Each has the exit code of the command line, and carries its facts as attributes.
 
-    HoldfastError                  1
-      NoCheckpoint                 3   nothing committed at that address
-      Mismatch                     5   what is stored and what is live differ; live state was not touched
-      Corrupt                      4   stored bytes are not what was captured
-      Unavailable                  7   the store does not answer, or refuses
-        NoSpace                    8   it does not fit
-      Deadline                     7   a wait ran out
-      Superseded                   6   a newer attempt has taken over the run
-      Overdue                      1   more than `lose_at_most` would be lost
-      Refused                      6   would lose or mix data
-        StepExists                 6   the decision about this step was already taken
-      Unsupported                  2   a value, a dtype or an object that has no stored form
+HoldfastError                  1
+  NoCheckpoint                 3   nothing committed at that address
+  Mismatch                     5   what is stored and what is live differ; live state was not touched
+  Corrupt                      4   stored bytes are not what was captured
+  Unavailable                  7   the store does not answer, or refuses
+    NoSpace                    8   it does not fit
+  Deadline                     7   a wait ran out
+  Superseded                   6   a newer attempt has taken over the run
+  Overdue                      1   more than `lose_at_most` would be lost
+  Refused                      6   would lose or mix data
+    StepExists                 6   the decision about this step was already taken
+  Unsupported                  2   a value, a dtype or an object that has no stored form
 """
 
 from __future__ import annotations

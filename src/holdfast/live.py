@@ -68,7 +68,9 @@ class Live:
         name = dotted(leaf.path)
         taken = self.tensors.get(name) or self.values.get(name)
         if taken is not None:
-            raise Refused(f"two things are called {name}: the paths {list(taken.path)} and {list(leaf.path)}; rename one")
+            raise Refused(
+                f"two things are called {name}: the paths {list(taken.path)} and {list(leaf.path)}; rename one"
+            )
         if not leaf.is_tensor:
             self.values[name] = LiveValue(name, leaf.path, role, leaf.value, setter(leaf), is_hyper)
             return

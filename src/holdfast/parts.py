@@ -40,7 +40,7 @@ def add_part(live: Live, role: str, part: Any, holder: Any, number: int, owners:
     elif isinstance(part, torch.Generator):
         live.roles[role] = "generator"
         live.nodes.append(((role,), "generator"))
-        live.tensors[role] = LiveTensor(role, (role,), role, part.get_state(), put=part.set_state)
+        live.tensors[role] = LiveTensor(role, (role,), role, part.get_state(), put=_generator_setter(part))
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         live.roles[role] = "object"
         _add_object(live, role, part)
@@ -76,7 +76,9 @@ def _add_module(live: Live, role: str, module: torch.nn.Module) -> None:
         elif isinstance(value, torch.Tensor):
             live.add_leaf(Leaf((role, name), value), role)
         else:
-            raise Unsupported(f"{dotted((role, name))} in the module's state dict is a {type(value).__qualname__}, not a tensor")
+            raise Unsupported(
+                f"{dotted((role, name))} in the module's state dict is a {type(value).__qualname__}, not a tensor"
+            )
 
 
 def _clean_module_names(module: torch.nn.Module) -> dict[str, str]:
@@ -103,7 +105,9 @@ def _drop_private(key: str) -> str:
     return ".".join(p for p in key.split(".") if p not in _PRIVATE_WRAPPERS)
 
 
-def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, first_group: int, owners: dict[int, str]) -> int:
+def _add_optimizer(
+    live: Live, role: str, optimizer: torch.optim.Optimizer, first_group: int, owners: dict[int, str]
+) -> int:
     by_name: dict[str, torch.Tensor] = {}
     for number, group in enumerate(optimizer.param_groups, first_group):
         members = []
@@ -112,7 +116,15 @@ def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, firs
             members.append(name)
             by_name[name] = parameter
             for key, value in optimizer.state.get(parameter, {}).items():
-                _add_moment(live, role, name, key, value, optimizer.state[parameter], owner=name if id(parameter) in owners else None)
+                _add_moment(
+                    live,
+                    role,
+                    name,
+                    key,
+                    value,
+                    optimizer.state[parameter],
+                    owner=name if id(parameter) in owners else None,
+                )
         base = (role, "param_groups", number)
         path = (*base, "params")
         live.values[dotted(path)] = LiveValue(dotted(path), path, role, members, None)
@@ -138,7 +150,9 @@ def _moment_allocator(
 ) -> Callable[[Path, torch.dtype, tuple[int, ...]], torch.Tensor | None]:
     """Makes the state that an optimizer has not yet made itself, where its parameter is (a step counter: where torch has it)."""
     on_device = {
-        id(p): bool(group.get("capturable") or group.get("fused")) for group in optimizer.param_groups for p in group["params"]
+        id(p): bool(group.get("capturable") or group.get("fused"))
+        for group in optimizer.param_groups
+        for p in group["params"]
     }
 
     def allocate(path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
@@ -156,7 +170,9 @@ def _moment_allocator(
     return allocate
 
 
-def _moment_placer(role: str, optimizer: torch.optim.Optimizer, by_name: dict[str, torch.Tensor]) -> Callable[[Path, Any], bool]:
+def _moment_placer(
+    role: str, optimizer: torch.optim.Optimizer, by_name: dict[str, torch.Tensor]
+) -> Callable[[Path, Any], bool]:
     def place(path: Path, value: Any) -> bool:
         parameter = by_name.get(path[1]) if len(path) == 3 and path[0] == role and isinstance(path[1], str) else None
         if parameter is None:
@@ -187,18 +203,29 @@ def scheduler_of(parts: Iterable[Any]) -> list[LRScheduler]:
 def add_random_generators(live: Live, role: str = "rng") -> None:
     """Add the states of Python's, numpy's, torch's CPU and every CUDA device's global generator."""
     live.roles[role] = "rng"
-    live.values[f"{role}.python"] = LiveValue(f"{role}.python", (role, "python"), role, random.getstate(), random.setstate)
+    live.values[f"{role}.python"] = LiveValue(
+        f"{role}.python", (role, "python"), role, random.getstate(), random.setstate
+    )
     numpy_state = np.random.get_state(legacy=False)
     assert isinstance(numpy_state, dict)
     plain = {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}}
     live.values[f"{role}.numpy"] = LiveValue(f"{role}.numpy", (role, "numpy"), role, plain, _set_numpy)
-    live.tensors[f"{role}.torch"] = LiveTensor(f"{role}.torch", (role, "torch"), role, torch.get_rng_state(), put=torch.set_rng_state)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    live.tensors[f"{role}.torch"] = LiveTensor(
+        f"{role}.torch", (role, "torch"), role, torch.get_rng_state(), put=torch.set_rng_state
+    )
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         for device in range(torch.cuda.device_count()):
             name = f"{role}.cuda{device}"
             live.tensors[name] = LiveTensor(
                 name, (role, f"cuda{device}"), role, torch.cuda.get_rng_state(device), put=_cuda_setter(device)
             )
+
+
+def _generator_setter(generator: torch.Generator) -> Callable[[torch.Tensor], None]:
+    def put(state: torch.Tensor) -> None:
+        generator.set_state(state)
+
+    return put
 
 
 def _set_numpy(state: Any) -> None:

@@ -48,6 +48,6 @@ def rename(name: str, renames: Mapping[str, tuple[re.Pattern[str], str]]) -> str
 
 
 def near(name: str, known: Iterable[str]) -> str:
-    """ (did you mean ...?) for the known name that looks most like `name`, or nothing."""
+    """(did you mean ...?) for the known name that looks most like `name`, or nothing."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""

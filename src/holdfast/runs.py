@@ -183,13 +183,17 @@ class Run:
         snapshot = self._history.look()
         if snapshot.damaged:
             path, error = next(iter(snapshot.damaged.items()))
-            raise Corrupt(f"not pruning {self.path}: {error}; nothing was deleted. Move {path} away to go on", file=path)
+            raise Corrupt(
+                f"not pruning {self.path}: {error}; nothing was deleted. Move {path} away to go on", file=path
+            )
         held = {StepRef(p.step, p.attempt) for p in live_pins(self.store)}
         verdict = keep.decide([Candidate(s.step, s.metrics, s.ref in held) for s in snapshot.lineage])
         tips = {s.attempt: s.ref for s in snapshot.steps if s.is_abandoned}
         victims = [s for s in snapshot.lineage if s.step in verdict.remove]
         victims += [s for s in snapshot.steps if s.is_abandoned and s.ref not in tips.values() and s.ref not in held]
-        shrink = [s for s in snapshot.lineage if s.step in verdict.weights_only and s.kind == "full" and _has_optimizer(s)]
+        shrink = [
+            s for s in snapshot.lineage if s.step in verdict.weights_only and s.kind == "full" and _has_optimizer(s)
+        ]
         result = Pruned(verdict.keep, sorted(s.step for s in victims), [s.step for s in shrink])
         if dry_run:
             result.freed_bytes = sum(s.commit.new_bytes for s in victims)
@@ -212,9 +216,9 @@ class Run:
         from .run.write import write_step
 
         for step in steps:
-            roles = step.commit.roles
+            kept = {role for role, kind in step.commit.roles.items() if kind != "optimizer"}
             with hold(self.store, step.ref), open_step(self.store, step.path, step.commit) as checkpoint:
-                contents = contents_of_stored(checkpoint, lambda role, roles=roles: roles.get(role) != "optimizer")
+                contents = contents_of_stored(checkpoint, kept.__contains__)
                 record = msgspec.structs.replace(step.commit, kind="partial", references=[])
                 with contextlib.suppress(FileExistsError):
                     if not self.store.list(f"{step.path}-p1"):
@@ -237,7 +241,12 @@ class Run:
             session = Session(open_store(target), libraries(), reason="copy")
             origin = {"run": found.commit.run, "step": found.step, "attempt": found.attempt}
             copied = session.save(
-                contents_of_stored(checkpoint), found.step, metrics=found.metrics, best=found.commit.best, origin=origin, refer=False
+                contents_of_stored(checkpoint),
+                found.step,
+                metrics=found.metrics,
+                best=found.commit.best,
+                origin=origin,
+                refer=False,
             )
         if found.commit.content_digest and copied.commit.content_digest != found.commit.content_digest:
             raise Corrupt(f"the copy of step {found.step} in {target} differs from its source; do not use it")
@@ -255,7 +264,9 @@ def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
         if hasattr(value, "item"):
             value = value.item()
         if not isinstance(value, (int, float, str, bool, type(None))):
-            raise HoldfastError(f"the metric {name} is a {type(value).__qualname__}; give a number, a string or a boolean")
+            raise HoldfastError(
+                f"the metric {name} is a {type(value).__qualname__}; give a number, a string or a boolean"
+            )
         plain[str(name)] = value if value == value and value not in (float("inf"), float("-inf")) else str(value)
     return plain
 

@@ -24,8 +24,8 @@ NODE = "$node"
 class State:
     """The state of a training job, by roles.
 
-    A role is a torch module, an optimizer, anything with `state_dict` and `load_state_dict`, a tensor, a `torch.Generator`, a dict
-    that is filled in place, a list of such parts whose names are united, or None: not held here.
+    A role is a torch module, an optimizer, anything with `state_dict` and `load_state_dict`, a tensor, a `torch.Generator`, a
+    dict that is filled in place, a list of such parts whose names are united, or None: not held here.
 
     Args:
         rng: whether Python's, numpy's, torch's and each CUDA device's global generators belong to the state.
@@ -91,7 +91,9 @@ class State:
             item = live.tensors[name]
             running.update(f"{name}={item.alias or logical_digest(item.tensor)};".encode())
         for name in sorted(live.values):
-            running.update(f"{name}={digest(repr(values.encode(live.values[name].value, name)).encode()).hex()};".encode())
+            running.update(
+                f"{name}={digest(repr(values.encode(live.values[name].value, name)).encode()).hex()};".encode()
+            )
         return running.hex()
 
 

@@ -42,9 +42,11 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
         why = "is quantized; hold its integers, scale and zero point"
     elif tensor.device.type == "meta":
         why = "is on the meta device and has no bytes; materialise the model first"
-    elif isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+    elif isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
         why = "is not initialised yet; run the lazy module once"
-    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(tensor, "__tensor_flatten__"):
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(
+        tensor, "__tensor_flatten__"
+    ):
         why = f"is a {type(tensor).__name__}, which this version does not store; give its local tensor or a plain one"
     if why:
         raise Unsupported(f"{name} {why}")

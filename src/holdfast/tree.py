@@ -103,11 +103,14 @@ def _leaf(value: Any, node: str | None) -> Any:
 
 
 def _numpy_generator(state: dict[str, Any]) -> np.random.Generator:
-    allowed = {c.__name__: c for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)}
+    allowed = {
+        c.__name__: c
+        for c in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+    }
     if state.get("bit_generator") not in allowed:
         raise Unsupported(f"a numpy generator of {state.get('bit_generator')} cannot be made here")
     bits = allowed[state["bit_generator"]]()
-    bits.state = state
+    bits.state = state  # type: ignore[assignment]
     return np.random.Generator(bits)
 
 
@@ -140,7 +143,9 @@ def setter(leaf: Leaf) -> Callable[[Any], None] | None:
 
 values.register(torch.dtype, "torch.dtype", lambda d: str(d).removeprefix("torch."), lambda name: _torch_dtype(name))
 values.register(torch.Size, "torch.Size", list, torch.Size)
-values.register(np.random.Generator, "numpy.Generator", lambda g: _plain_state(g.bit_generator.state), lambda s: _numpy_generator(s))
+values.register(
+    np.random.Generator, "numpy.Generator", lambda g: _plain_state(g.bit_generator.state), lambda s: _numpy_generator(s)
+)
 values.register(torch.device, "torch.device", str, torch.device)
 
 

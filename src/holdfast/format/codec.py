@@ -68,4 +68,6 @@ def _pair(codec: Codec) -> tuple[Callable[[Any], Any], Callable[[Any, int], Any]
     try:
         return _CODECS[codec.name, codec.version]
     except KeyError:
-        raise Unsupported(f"codec {codec.name} version {codec.version} is not known here; upgrade holdfast to read it") from None
+        raise Unsupported(
+            f"codec {codec.name} version {codec.version} is not known here; upgrade holdfast to read it"
+        ) from None

@@ -33,7 +33,7 @@ def pack(columns: Columns, metadata: dict[str, str]) -> Iterator[memoryview]:
     bound = datafile.header_bound(order, [columns[n].ndim for n in order], metadata)
     yield memoryview(datafile.build_header(entries, metadata, bound))
     for name in order:
-        yield memoryview(np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8))
+        yield np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data
 
 
 def unpack(buffer: Any, path: str) -> tuple[Columns, dict[str, str]]:

@@ -73,7 +73,9 @@ def header_length(prefix: bytes, file_bytes: int, path: str) -> int:
         Corrupt: the file is shorter than it claims, or the claim is beyond what safetensors allows.
     """
     if len(prefix) < _PREFIX:
-        raise Corrupt(f"{path} has {file_bytes} bytes; a safetensors file has at least 8: it was truncated", file=path, offset=0)
+        raise Corrupt(
+            f"{path} has {file_bytes} bytes; a safetensors file has at least 8: it was truncated", file=path, offset=0
+        )
     length = int(struct.unpack("<Q", prefix[:_PREFIX])[0])
     if length > _READ_LIMIT or _PREFIX + length > file_bytes:
         raise Corrupt(f"{path} claims a header of {length} bytes in a file of {file_bytes}", file=path, offset=0)
@@ -125,7 +127,9 @@ def parse_header(head: bytes, file_bytes: int, path: str) -> tuple[list[Entry], 
     at = 0
     for entry in entries:
         if entry.start != at:
-            raise refuse(f"{entry.key} begins at {entry.start} where {at} was expected: entries overlap or leave a hole")
+            raise refuse(
+                f"{entry.key} begins at {entry.start} where {at} was expected: entries overlap or leave a hole"
+            )
         at = entry.stop
     if len(head) + at != file_bytes:
         raise refuse(f"it describes {len(head) + at} bytes, the file has {file_bytes}")

@@ -127,7 +127,9 @@ class Index:
                                ("tensor.shape.offsets", len(self.names) + 1), ("tensor.entries", len(self.names) + 1),
                                ("entry.chunks", self.entry_count + 1), ("chunk.digest", self.chunk_count)):  # fmt: skip
                 if len(self.columns[name]) != rows:
-                    raise Corrupt(f"column {name} of {self.path} has {len(self.columns[name])} rows where {rows} belong")
+                    raise Corrupt(
+                        f"column {name} of {self.path} has {len(self.columns[name])} rows where {rows} belong"
+                    )
             if self.columns["chunk.digest"].shape[1:] != (DIGEST_BYTES,):
                 raise Corrupt(f"column chunk.digest of {self.path} is not {DIGEST_BYTES} bytes wide")
         except KeyError as error:
@@ -182,7 +184,9 @@ class Index:
             self._check_tensor(tensor)
             return tensor
         except (IndexError, ValueError, TypeError) as error:
-            raise Corrupt(f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path) from error
+            raise Corrupt(
+                f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path
+            ) from error
 
     def tensors(self) -> list[TensorRow]:
         """Every tensor, in order of their names; made once and kept."""
@@ -195,7 +199,10 @@ class Index:
                 dtypes = [self.dtypes[d] for d in self.columns["tensor.dtype"].tolist()]
                 roles = [self._roles[r] for r in self.columns["tensor.role"].tolist()]
                 paths = [tuple(json.loads(p)) for p in self._paths.all()]
-                owner, alias = self.column("tensor.owner", 0, rows).tolist(), self.column("tensor.alias", 0, rows).tolist()
+                owner, alias = (
+                    self.column("tensor.owner", 0, rows).tolist(),
+                    self.column("tensor.alias", 0, rows).tolist(),
+                )
                 self._tensors = [
                     TensorRow(i, name, path, kind, tuple(dims[a:b]), role, own, tied)
                     for i, (name, path, kind, a, b, role, own, tied) in enumerate(
@@ -210,7 +217,11 @@ class Index:
 
     def _check_tensor(self, tensor: TensorRow) -> None:
         if min(tensor.shape, default=0) < 0 or not -1 <= tensor.alias < len(self) or not -1 <= tensor.owner < len(self):
-            raise Corrupt(f"{tensor.name} has an impossible shape, alias or owner in {self.path}", file=self.path, tensor=tensor.name)
+            raise Corrupt(
+                f"{tensor.name} has an impossible shape, alias or owner in {self.path}",
+                file=self.path,
+                tensor=tensor.name,
+            )
 
     def _check_offsets(self, name: str, limit: int) -> None:
         column = self.columns[name]
@@ -251,7 +262,12 @@ class Index:
             return self._chunks
         entries = np.diff(self.columns["tensor.entries"])
         counts = np.diff(self.columns["entry.chunks"])
-        if (entries < 0).any() or (counts < 0).any() or entries.sum() != len(counts) or counts.sum() != self.chunk_count:
+        if (
+            (entries < 0).any()
+            or (counts < 0).any()
+            or entries.sum() != len(counts)
+            or counts.sum() != self.chunk_count
+        ):
             raise Corrupt(f"the tables of {self.path} do not fit together", file=self.path)
         tensor_of_entry = np.repeat(np.arange(len(self)), entries)
         entry = np.repeat(np.arange(len(counts)), counts)
@@ -312,7 +328,9 @@ class Index:
         if not len(chunks):
             return
         if (chunks.algorithm > XXH3_128).any():
-            raise Unsupported(f"{self.path} has digests of an algorithm that is not known here; upgrade holdfast to read it")
+            raise Unsupported(
+                f"{self.path} has digests of an algorithm that is not known here; upgrade holdfast to read it"
+            )
         if int(chunks.codec.max()) >= len(self.codecs):
             raise Corrupt(f"{self.path} names a codec that it does not describe", file=self.path)
         file = chunks.file.astype(np.int64)
@@ -320,7 +338,12 @@ class Index:
         if not bad.any():
             room = self.columns["file.bytes"][file]
             stored = chunks.stored_bytes.astype(np.int64)
-            bad = (chunks.offset < 0) | (stored > room) | (chunks.offset > room - stored) | (chunks.raw_bytes > MAX_CHUNK_BYTES)
+            bad = (
+                (chunks.offset < 0)
+                | (stored > room)
+                | (chunks.offset > room - stored)
+                | (chunks.raw_bytes > MAX_CHUNK_BYTES)
+            )
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise Corrupt(
@@ -377,7 +400,9 @@ def read_index(buffer: Any, path: str) -> tuple[Columns, dict[str, str]]:
     if metadata.get("holdfast") != "index":
         raise Corrupt(f"{path} is not an index part", file=path)
     if metadata.get("version") != str(FORMAT):
-        raise Unsupported(f"{path} is an index of version {metadata.get('version')}; this holdfast reads {FORMAT}: upgrade it")
+        raise Unsupported(
+            f"{path} is an index of version {metadata.get('version')}; this holdfast reads {FORMAT}: upgrade it"
+        )
     if unknown := sorted(set(filter(None, metadata.get("features", "").split(","))) - FEATURES):
         raise Unsupported(f"{path} needs {', '.join(unknown)}: upgrade holdfast to read it")
     return columns, metadata

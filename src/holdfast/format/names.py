@@ -68,5 +68,7 @@ def safe_path(path: str, where: str) -> str:
     """
     parts = path.split("/")
     if not path or any(p in ("", ".", "..") for p in parts) or "\\" in path or any(ord(c) < 32 for c in path):
-        raise Corrupt(f"{where} names the file {path!r}, which does not lie inside the run; nothing was read", file=where)
+        raise Corrupt(
+            f"{where} names the file {path!r}, which does not lie inside the run; nothing was read", file=where
+        )
     return path

@@ -111,7 +111,9 @@ def _is_unicode(text: str) -> bool:
 
 
 def _encode_str(text: str) -> Any:
-    return text if _is_unicode(text) else {"$utf16": base64.b64encode(text.encode("utf-16-le", "surrogatepass")).decode()}
+    return (
+        text if _is_unicode(text) else {"$utf16": base64.b64encode(text.encode("utf-16-le", "surrogatepass")).decode()}
+    )
 
 
 def _float_bits(value: float) -> Any:
@@ -132,12 +134,22 @@ def _sorted_items(items: Any, path: str) -> list[Any]:
 
 def _defaultdict(value: Any, path: str) -> Any:
     if value.default_factory not in _FACTORIES.values():
-        raise Unsupported(f"{path} is a defaultdict of {value.default_factory}; use one of {', '.join(_FACTORIES)} or a dict")
+        raise Unsupported(
+            f"{path} is a defaultdict of {value.default_factory}; use one of {', '.join(_FACTORIES)} or a dict"
+        )
     name = next(k for k, f in _FACTORIES.items() if f is value.default_factory)
     return [name, _pairs(value, path)]
 
 
-_FACTORIES: dict[str, Any] = {"none": None, "int": int, "float": float, "list": list, "dict": dict, "set": set, "str": str}
+_FACTORIES: dict[str, Any] = {
+    "none": None,
+    "int": int,
+    "float": float,
+    "list": list,
+    "dict": dict,
+    "set": set,
+    "str": str,
+}
 
 _CONTAINERS: list[tuple[type, str, Callable[[Any, str], Any]]] = [
     (tuple, "$tuple", _items),
@@ -165,7 +177,9 @@ def _enum(body: Any, path: str) -> Any:
     for part in qualname.split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise Unsupported(f"{path} is a member of the enum {where}, which is not loaded here; import {module} before loading")
+        raise Unsupported(
+            f"{path} is a member of the enum {where}, which is not loaded here; import {module} before loading"
+        )
     return found[name]
 
 

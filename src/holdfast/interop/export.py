@@ -23,15 +23,22 @@ _PIECE_BYTES = 64 << 20
 
 
 def export_checkpoint(
-    checkpoint: Checkpoint, target: Any, to: str, select: str | Sequence[str] | None, cast: Mapping[str, Any], max_shard_bytes: int
+    checkpoint: Checkpoint,
+    target: Any,
+    to: str,
+    select: str | Sequence[str] | None,
+    cast: Mapping[str, Any],
+    max_shard_bytes: int,
 ) -> list[str]:
     """See `holdfast.export`."""
     if to not in FORMATS:
         raise Unsupported(f"cannot export to {to!r}; known: {', '.join(FORMATS)}")
     path = os.path.abspath(os.fspath(target))
-    if os.path.isdir(path) and os.listdir(path) or os.path.isfile(path):
+    if (os.path.isdir(path) and os.listdir(path)) or os.path.isfile(path):
         raise Refused(f"{path} exists and is not empty; give another target")
-    patterns = as_list(select) or (["*"] if to != "hf" else [f"{r}.*" for r, kind in checkpoint.commit.roles.items() if kind == "module"])
+    patterns = as_list(select) or (
+        ["*"] if to != "hf" else [f"{r}.*" for r, kind in checkpoint.commit.roles.items() if kind == "module"]
+    )
     if to == "torch":
         return [_export_torch(checkpoint, path, patterns, cast)]
     names = [n for n in checkpoint.names if matches_any(n, patterns) and checkpoint[n].alias_of is None]
@@ -60,7 +67,9 @@ def _cast_to(name: str, stored: str, cast: Mapping[str, Any]) -> str:
     return dtype(str(wanted).removeprefix("torch.")).name
 
 
-def _write_shards(checkpoint: Checkpoint, plan: list[tuple[str, str, str]], folder: str, max_shard_bytes: int) -> list[str]:
+def _write_shards(
+    checkpoint: Checkpoint, plan: list[tuple[str, str, str]], folder: str, max_shard_bytes: int
+) -> list[str]:
     shards: list[list[tuple[str, str, str]]] = [[]]
     filled = 0
     for item in plan:
@@ -70,7 +79,11 @@ def _write_shards(checkpoint: Checkpoint, plan: list[tuple[str, str, str]], fold
             filled = 0
         shards[-1].append(item)
         filled += nbytes
-    names = ["model.safetensors"] if len(shards) == 1 else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    names = (
+        ["model.safetensors"]
+        if len(shards) == 1
+        else [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
+    )
     for name, shard in zip(names, shards, strict=True):
         _write_shard(checkpoint, sorted(shard, key=lambda item: -dtype(item[2]).itemsize), os.path.join(folder, name))
     if len(shards) == 1:

@@ -30,7 +30,7 @@ def open_safetensors(path: str) -> Checkpoint:
     """Open `path`, a directory of `*.safetensors` (with or without an index) or one file.
 
     Raises:
-        NoCheckpoint: there are no such files.  Corrupt: not valid safetensors, or the index names files or tensors that are not there.
+        NoCheckpoint: there are no such files.  Corrupt: not valid safetensors, or the index names what is not there.
         Unsupported: a dtype without a stored form.
     """
     folder, names = _files(path)
@@ -42,7 +42,9 @@ def open_safetensors(path: str) -> Checkpoint:
         sizes.append(size)
         for entry in entries:
             if entry.key in tensors:
-                raise Corrupt(f"{entry.key} stands in {names[tensors[entry.key][0]]} and in {name} of {folder}", file=name)
+                raise Corrupt(
+                    f"{entry.key} stands in {names[tensors[entry.key][0]]} and in {name} of {folder}", file=name
+                )
             if entry.tag not in BY_TAG:
                 raise Unsupported(f"{entry.key} in {name} has dtype {entry.tag}, which holdfast has no stored form for")
             tensors[entry.key] = (number, entry, header_bytes)
@@ -94,7 +96,11 @@ def _columns(tensors: dict[str, tuple[int, datafile.Entry, int]], names: list[st
     kinds = [BY_TAG[entry.tag].name for _, entry, _ in rows]
     dtypes = sorted(set(kinds))
     grids = [chunk_grid(entry.stop - entry.start) for _, entry, _ in rows]
-    flat = [(number, head + entry.start, start, size) for (number, entry, head), grid in zip(rows, grids, strict=True) for start, size in grid]
+    flat = [
+        (number, head + entry.start, start, size)
+        for (number, entry, head), grid in zip(rows, grids, strict=True)
+        for start, size in grid
+    ]
     table = np.array(flat, np.int64).reshape(-1, 4)
     columns: Columns = {}
     for name, texts in (

@@ -97,7 +97,9 @@ class Checkpoint:
             Corrupt: a file is gone.
         """
         try:
-            return read_chunks(self._files, chunks, self.index.codecs, target, deliver, lambda i: self._name(chunks, i), progress)
+            return read_chunks(
+                self._files, chunks, self.index.codecs, target, deliver, lambda i: self._name(chunks, i), progress
+            )
         except FileNotFoundError as error:
             raise missing_file(str(error.filename or error), self.store.url, self.step) from error
 
@@ -186,7 +188,15 @@ class Checkpoint:
             head = np.empty(min(row.header_bytes, reader.nbytes), np.uint8)
             reader.read_into(0, [head.data])
             if reader.nbytes != row.nbytes:
-                damages.append(Damage(row.path, "", reader.nbytes, abs(row.nbytes - reader.nbytes), f"should not be: {row.nbytes} bytes belong there"))
+                damages.append(
+                    Damage(
+                        row.path,
+                        "",
+                        reader.nbytes,
+                        abs(row.nbytes - reader.nbytes),
+                        f"should not be: {row.nbytes} bytes belong there",
+                    )
+                )
             elif bytes.fromhex(hex_digest(head)) != row.digest:
                 damages.append(Damage(row.path, "", 0, row.header_bytes, "differ from their digest"))
             else:
@@ -218,8 +228,8 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     parts = []
     for ref in commit.parts:
         if not ref.path.startswith(f"{path}/"):
-            raise Corrupt(f"{path}/commit.json names the index {ref.path!r} outside its directory", file=f"{path}/commit.json")
+            raise Corrupt(
+                f"{path}/commit.json names the index {ref.path!r} outside its directory", file=f"{path}/commit.json"
+            )
         parts.append(read_part(store, ref.path, ref.digest)[0])
     return Checkpoint(store, commit, Index(merge_parts(parts, path), f"{path}/index"))
-
-

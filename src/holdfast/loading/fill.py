@@ -97,7 +97,11 @@ def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
         for entry in index.entries(stored):
             offset, shape = index.box(stored, entry)
             is_whole = shape == stored.shape
-            target = fill.target if is_whole else fill.target[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
+            target = (
+                fill.target
+                if is_whole
+                else fill.target[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
+            )
             wanted, at = math.prod(shape) * stored.dtype.itemsize, 0
             view = byte_view(target) if target.dtype == dtype else None
             for row in range(*index.chunk_range(entry)):
@@ -107,7 +111,9 @@ def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
                 rows.append(row)
                 spots.append(_Spot(target, dtype, starts[row], None if view is None else view[starts[row] : at]))
             if at != wanted:
-                raise Corrupt(f"the chunks of {stored.name} do not make up its {wanted} bytes in {index.path}", tensor=stored.name)
+                raise Corrupt(
+                    f"the chunks of {stored.name} do not make up its {wanted} bytes in {index.path}", tensor=stored.name
+                )
     joined = every.take(rows)
 
     def deliver(i: int, raw: Bytes) -> None:
@@ -126,4 +132,3 @@ class _Spot:
     dtype: torch.dtype
     start: int
     memory: Bytes | None
-

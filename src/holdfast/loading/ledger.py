@@ -43,8 +43,15 @@ class Ledger:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"step {self.step} (attempt {self.attempt}): {len(self.filled)} filled, {len(self.allocated)} allocated"]
-        for title, names in (("cast", self.cast), ("renamed from", self.renamed), ("waived", self.waived), ("hyper", self.hyper)):
+        lines = [
+            f"step {self.step} (attempt {self.attempt}): {len(self.filled)} filled, {len(self.allocated)} allocated"
+        ]
+        for title, names in (
+            ("cast", self.cast),
+            ("renamed from", self.renamed),
+            ("waived", self.waived),
+            ("hyper", self.hyper),
+        ):
             lines += [f"  {name}: {title} {detail}" for name, detail in names.items()]
         for title, listed in (("kept live", self.live), ("missing", self.missing), ("unexpected", self.unexpected)):
             lines += [f"  {name}: {title}" for name in listed]

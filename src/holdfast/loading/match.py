@@ -15,7 +15,7 @@ from ..errors import Mismatch
 from ..format import values
 from ..format.index import TensorRow
 from ..format.names import dotted
-from ..live import Live, LiveTensor
+from ..live import Live, LiveTensor, LiveValue
 from ..patterns import as_list, matches_any, near, rename, renamer
 from ..tensors import dtype_name, torch_dtype
 from ..tree import Path
@@ -39,8 +39,18 @@ class Wishes:
     live: Sequence[str] = ()
 
     @classmethod
-    def of(cls, select: Any = None, exclude: Any = (), waive: Any = (), rename: Any = None, cast: Any = None, live: Any = ()) -> Wishes:
-        return cls(as_list(select), as_list(exclude), as_list(waive), dict(rename or {}), dict(cast or {}), as_list(live))
+    def of(
+        cls,
+        select: Any = None,
+        exclude: Any = (),
+        waive: Any = (),
+        rename: Any = None,
+        cast: Any = None,
+        live: Any = (),
+    ) -> Wishes:
+        return cls(
+            as_list(select), as_list(exclude), as_list(waive), dict(rename or {}), dict(cast or {}), as_list(live)
+        )
 
     def wants(self, name: str) -> bool:
         return (not self.select or matches_any(name, self.select)) and not matches_any(name, self.exclude)
@@ -101,15 +111,16 @@ def match(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool) -
     _match_values(stored, live, wishes, result, problems)
     _match_aliases(checkpoint, result, problems)
     for subtree in live.subtrees:
-        if subtree not in result.subtrees and wishes.wants(dotted(subtree)) and _lacks(stored, live, subtree):
+        if subtree not in result.subtrees and wishes.wants(dotted(subtree)) and _has_below(live, subtree):
             problems[dotted(subtree)] = "missing: it is live, but nothing of it is stored"
             result.ledger.missing.append(dotted(subtree))
     _raise_unless_waived(problems, wishes, result.ledger, checkpoint)
     return result
 
 
-def _lacks(stored: _Stored, live: Live, subtree: Path) -> bool:
-    return any(_is_below(item.path, subtree) for item in (*live.tensors.values(), *live.values.values()))
+def _has_below(live: Live, subtree: Path) -> bool:
+    paths = [item.path for item in live.tensors.values()] + [item.path for item in live.values.values()]
+    return any(_is_below(path, subtree) for path in paths)
 
 
 def _stored(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool, ledger: Ledger) -> _Stored:
@@ -123,7 +134,8 @@ def _stored(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool,
             return None
         if ours != name:
             ledger.renamed[ours] = name
-            known = live.tensors.get(ours) or live.values.get(ours)
+            known: LiveTensor | LiveValue | None = live.tensors.get(ours)
+            known = known or live.values.get(ours)
             path = known.path if known else (ours.partition(".")[0], ours.partition(".")[2])
         return ours, path
 
@@ -158,7 +170,11 @@ def _match_tensors(stored: _Stored, live: Live, wishes: Wishes, result: Match, p
             problems[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.tensors)
             ledger.unexpected.append(name)
     for name, item in live.tensors.items():
-        if name not in stored.tensors and wishes.wants(name) and not any(_is_below(item.path, s) for s in live.subtrees):
+        if (
+            name not in stored.tensors
+            and wishes.wants(name)
+            and not any(_is_below(item.path, s) for s in live.subtrees)
+        ):
             if name in stored.values:
                 problems[name] = "is stored as a value, but the live one is a tensor"
                 continue
@@ -166,7 +182,9 @@ def _match_tensors(stored: _Stored, live: Live, wishes: Wishes, result: Match, p
             ledger.missing.append(name)
 
 
-def _match_one(name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
+def _match_one(
+    name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, result: Match, problems: dict[str, str]
+) -> None:
     shape, kind = tuple(ours.tensor.shape), dtype_name(ours.tensor)
     if wishes.keeps_live(name):
         result.ledger.live.append(name)
@@ -177,7 +195,11 @@ def _match_one(name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, r
     if kind != tensor.dtype.name:
         wanted = next((w for pattern, w in wishes.cast.items() if matches_any(name, pattern)), None)
         if wanted is None or str(wanted).removeprefix("torch.") != kind:
-            hint = f'; cast={{"{name}": torch.{kind}}} would convert it' if wanted is None else f"; the cast asked for is to {wanted}"
+            hint = (
+                f'; cast={{"{name}": torch.{kind}}} would convert it'
+                if wanted is None
+                else f"; the cast asked for is to {wanted}"
+            )
             problems[name] = f"has dtype {tensor.dtype.name} stored and {kind} live{hint}"
             return
         result.ledger.cast[name] = f"{tensor.dtype.name} -> {kind}"
@@ -238,11 +260,15 @@ def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, st
     for group in stored_as.values():
         for fill in group[1:]:
             if fill.live and group[0].live and _memory(fill.live) != _memory(group[0].live) and fill.stored.nbytes:
-                problems[fill.name] = f"is tied to {group[0].name} where it was stored, but not here; tie them, or load them apart"
+                problems[fill.name] = (
+                    f"is tied to {group[0].name} where it was stored, but not here; tie them, or load them apart"
+                )
     for group in live_as.values():
         for fill in group[1:]:
             if checkpoint.index.canonical(fill.stored).row != checkpoint.index.canonical(group[0].stored).row:
-                problems[fill.name] = f"is tied to {group[0].name} here, but stored apart from it; untie them, or load one of the two"
+                problems[fill.name] = (
+                    f"is tied to {group[0].name} here, but stored apart from it; untie them, or load one of the two"
+                )
 
 
 def _memory(item: LiveTensor) -> str:

@@ -28,7 +28,9 @@ def keep_live_rates(state: Any, wishes: Wishes) -> Callable[[], None]:
         ratios = {
             id(group): float(last) / float(base)
             for scheduler, _ in bases
-            for group, last, base in zip(scheduler.optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=False)
+            for group, last, base in zip(
+                scheduler.optimizer.param_groups, scheduler.get_last_lr(), scheduler.base_lrs, strict=False
+            )
             if base
         }
         for group, rate in initial:

@@ -143,7 +143,9 @@ class _Work:
         first = rows[0]
         file, offset = int(chunks.file[first]), int(chunks.offset[first])
         reader = self.files.reader(file)
-        targets = [self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)]
+        targets = [
+            self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)
+        ]
         buffers = [np.empty(n, np.uint8) if t is None else t for t, n in zip(targets, stored, strict=True)]
         got = reader.read_into(offset, [b.data for b in buffers])
         damages = []
@@ -152,7 +154,9 @@ class _Work:
             if got < stored[i]:
                 reason = f"are missing: the file has {reader.nbytes} bytes"
             else:
-                plain, reason = self._check(buffers[i], codec[i], raw[i], wanted[i].tobytes() if has_digest[i] else None)
+                plain, reason = self._check(
+                    buffers[i], codec[i], raw[i], wanted[i].tobytes() if has_digest[i] else None
+                )
                 if reason is not None:
                     reader.read_into(offset, [buffers[i].data])
                     plain, reason = self._check(buffers[i], codec[i], raw[i], wanted[i].tobytes())
@@ -181,11 +185,15 @@ def first_damage(damages: Sequence[Damage], run: str, step: int) -> Corrupt:
     one = damages[0]
     more = f" and {len(damages) - 1} more chunks" if len(damages) > 1 else ""
     return Corrupt(
-        f"{one}{more}. Run `holdfast verify {run}@{step}` for all damage", file=one.file, tensor=one.tensor, offset=one.offset
+        f"{one}{more}. Run `holdfast verify {run}@{step}` for all damage",
+        file=one.file,
+        tensor=one.tensor,
+        offset=one.offset,
     )
 
 
 def missing_file(path: str, run: str, step: int) -> Corrupt:
-    return Corrupt(f"{path}, which step {step} of {run} refers to, is gone; other steps may be intact: `holdfast verify {run}`", file=path)
-
-
+    return Corrupt(
+        f"{path}, which step {step} of {run} refers to, is gone; other steps may be intact: `holdfast verify {run}`",
+        file=path,
+    )

@@ -16,7 +16,9 @@ from .fill import read_into
 from .match import Fill, Wishes
 
 
-def load_tree(checkpoint: Checkpoint, select: str | Sequence[str] | None, exclude: str | Sequence[str]) -> dict[str, Any]:
+def load_tree(
+    checkpoint: Checkpoint, select: str | Sequence[str] | None, exclude: str | Sequence[str]
+) -> dict[str, Any]:
     """The selected part of a checkpoint as nested containers. Tied tensors share memory.
 
     Raises:

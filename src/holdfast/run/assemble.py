@@ -84,7 +84,9 @@ def merge_parts(parts: Sequence[Columns], where: str) -> Columns:
     rows = {name: row for row, name in enumerate(names)}
     dtypes = sorted({t for c in parts for t in Strings.read(c, "dtype.name")})
     roles = sorted({t for c in parts for t in Strings.read(c, "role.name")})
-    codec_table = sorted({t for c in parts for t in Strings.read(c, "codec.json")}, key=lambda t: (t != json.dumps(["raw", 1, ""]), t))
+    codec_table = sorted(
+        {t for c in parts for t in Strings.read(c, "codec.json")}, key=lambda t: (t != json.dumps(["raw", 1, ""]), t)
+    )
     first: dict[str, tuple[int, int]] = {}
     entries: list[list[tuple[tuple[int, ...], tuple[int, ...], int, int]]] = [[] for _ in names]
     for number, index in enumerate(indexes):
@@ -95,7 +97,9 @@ def merge_parts(parts: Sequence[Columns], where: str) -> Columns:
             ours = (tensor.dtype, tensor.shape, index.canonical(tensor).name)
             theirs = (other.dtype, other.shape, indexes[known[0]].canonical(other).name)
             if ours != theirs:
-                raise Refused(f"two writers give {tensor.name} different dtypes, shapes or aliases: {theirs} and {ours} in {where}")
+                raise Refused(
+                    f"two writers give {tensor.name} different dtypes, shapes or aliases: {theirs} and {ours} in {where}"
+                )
             entries[rows[tensor.name]] += [(*index.box(tensor, e), number, e) for e in index.entries(tensor)]
     tensors = [indexes[number].tensor(row) for number, row in (first[name] for name in names)]
     owner_of = {n: indexes[i].tensor(r).owner for n, (i, r) in first.items()}
@@ -131,7 +135,7 @@ def merge_parts(parts: Sequence[Columns], where: str) -> Columns:
                        ("algorithm", np.uint8)):  # fmt: skip
         columns[f"chunk.{name}"] = np.concatenate([getattr(c, name) for c in chunk_rows] or [np.zeros(0)]).astype(kind)
     shifted = [c.file.astype(np.int64) + file_base[n] for c, n in zip(chunk_rows, numbers, strict=True)]
-    columns["chunk.file"] = np.concatenate(shifted or [np.zeros(0)]).astype(np.uint32)
+    columns["chunk.file"] = np.concatenate([np.zeros(0, np.int64), *shifted]).astype(np.uint32)
     recoded = [np.array([codec_table.index(Strings.read(parts[n], "codec.json")[x]) for x in c.codec.tolist()], np.uint16)
                for c, n in zip(chunk_rows, numbers, strict=True)]  # fmt: skip
     columns["chunk.codec"] = np.concatenate(recoded or [np.zeros(0, np.uint16)])

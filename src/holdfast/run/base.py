@@ -17,7 +17,7 @@ class Base:
     """An earlier committed step of the same run.
 
     Args:
-        probes: of its tensors by name, if this process wrote it. A tensor whose probe differs has changed and is not read further.
+        probes: of its tensors by name, if this process wrote it. A tensor whose probe differs is not read further.
 
     A file of which the earlier step uses less than half is mostly dead: what is unchanged in it is written anew, into a file
     of its own, so that the old one can be pruned.

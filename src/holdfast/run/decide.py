@@ -38,7 +38,9 @@ class Part(msgspec.Struct, kw_only=True):
     roles: dict[str, str] = {}
 
 
-def publish_part(store: Store, folder: str, part: Part, columns: Columns, layout_of: tuple[str, Columns] | None = None) -> tuple[PartRef, str]:
+def publish_part(
+    store: Store, folder: str, part: Part, columns: Columns, layout_of: tuple[str, Columns] | None = None
+) -> tuple[PartRef, str]:
     """Make a writer's index part durable, and with it the names of the data files beside it.
 
     Returns the part, and the path of the part that holds its layout: itself, or the earlier one.
@@ -48,7 +50,11 @@ def publish_part(store: Store, folder: str, part: Part, columns: Columns, layout
     """
     stored = dict(columns)
     reused = ""
-    if layout_of and len(columns["chunk.raw_bytes"]) >= _INLINE_LAYOUT_CHUNKS and layout_digest(layout_of[1]) == layout_digest(columns):
+    if (
+        layout_of
+        and len(columns["chunk.raw_bytes"]) >= _INLINE_LAYOUT_CHUNKS
+        and layout_digest(layout_of[1]) == layout_digest(columns)
+    ):
         reused = layout_of[0]
         stored = {name: array for name, array in stored.items() if is_fresh(name)}
     metadata = index_metadata(columns, reused)
@@ -67,7 +73,9 @@ def publish_part(store: Store, folder: str, part: Part, columns: Columns, layout
     return PartRef(writer=part.writer, path=path, bytes=nbytes, digest=running.hex()), reused or path
 
 
-def read_part(store: Store, path: str, digest: str | None = None, *, follow: bool = True) -> tuple[Columns, Part, PartRef]:
+def read_part(
+    store: Store, path: str, digest: str | None = None, *, follow: bool = True
+) -> tuple[Columns, Part, PartRef]:
     """A writer's part; its layout fetched from the earlier part that holds it.
 
     Raises:
@@ -90,7 +98,9 @@ def read_part(store: Store, path: str, digest: str | None = None, *, follow: boo
     return columns, part, PartRef(writer=part.writer, path=path, bytes=len(data), digest=found)
 
 
-def gather_parts(store: Store, folder: str, writers: Sequence[str], deadline: float) -> list[tuple[Columns, Part, PartRef]]:
+def gather_parts(
+    store: Store, folder: str, writers: Sequence[str], deadline: float
+) -> list[tuple[Columns, Part, PartRef]]:
     """The parts of all `writers`, in their order, as soon as all are published.
 
     Args:
@@ -165,7 +175,9 @@ def decide(store: Store, folder: str, record: Commit) -> Commit:
         said = f"{existing.decision} ({existing.reason})" if existing else "decided and deleted"
         raise StepExists(f"{folder} was already {said}; a decision is taken once", existing) from None
     except FileNotFoundError:
-        raise StepExists(f"{folder} was removed while it was being written: another process took it for dead", None) from None
+        raise StepExists(
+            f"{folder} was removed while it was being written: another process took it for dead", None
+        ) from None
     return record
 
 

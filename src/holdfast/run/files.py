@@ -59,7 +59,15 @@ class FilesWriter:
     """
 
     def __init__(
-        self, store: Store, folder: str, writer: str, step: int, attempt: int, base: Base | None, recycle: bool, metadata: dict[str, str]
+        self,
+        store: Store,
+        folder: str,
+        writer: str,
+        step: int,
+        attempt: int,
+        base: Base | None,
+        recycle: bool,
+        metadata: dict[str, str],
     ) -> None:
         self._store, self._folder, self._writer = store, folder, writer
         self._step, self._attempt = step, attempt
@@ -127,7 +135,9 @@ class FilesWriter:
         digests, header = file.finish()
         row = len(self._placed.files)
         digest = hex_digest(header)
-        self._placed.owned.append(FileRef(path=file.path, bytes=file.image.nbytes, header_bytes=len(header), digest=digest))
+        self._placed.owned.append(
+            FileRef(path=file.path, bytes=file.image.nbytes, header_bytes=len(header), digest=digest)
+        )
         self._placed.files.append(
             FileRow(file.path, self._step, self._attempt, file.image.nbytes, "", len(header), bytes.fromhex(digest))
         )
@@ -135,7 +145,12 @@ class FilesWriter:
         for item, offset, first, count in file.members:
             grid = np.array(chunk_grid(item.source.nbytes if item.source else 0), np.int64).reshape(-1, 2)
             self._placed.places[item.name] = Placement(
-                np.full(count, row), offset + grid[:, 0], grid[:, 0], grid[:, 1], grid[:, 1], table[first : first + count]
+                np.full(count, row),
+                offset + grid[:, 0],
+                grid[:, 0],
+                grid[:, 1],
+                grid[:, 1],
+                table[first : first + count],
             )
 
 

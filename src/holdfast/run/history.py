@@ -127,7 +127,13 @@ class History:
                 continue
             ref = StepRef(step, attempt)
             steps[step, attempt] = Step(
-                step, attempt, path, commit, step > bounds.get(attempt, -1), tuple(pins.get(ref, ())), tuple(notes.get(ref, ()))
+                step,
+                attempt,
+                path,
+                commit,
+                step > bounds.get(attempt, -1),
+                tuple(pins.get(ref, ())),
+                tuple(notes.get(ref, ())),
             )
         return Snapshot([steps[key] for key in sorted(steps)], attempts, undecided, damaged)
 
@@ -153,7 +159,9 @@ class History:
         """The step of exactly this attempt, if it is committed."""
         path = step_dir(ref.step, ref.attempt)
         commit = self._commit(path, path.removeprefix("steps/"))
-        return Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None
+        return (
+            Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None
+        )
 
     def _commit(self, path: str, name: str) -> Commit | None:
         try:  # a record never changes, but pruning may take it away and leave the directory
@@ -166,7 +174,9 @@ class History:
             if record is None:
                 return None
             if step_dir(record.step, record.attempt) != f"steps/{name.partition('-p')[0]}":
-                raise Corrupt(f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path)
+                raise Corrupt(
+                    f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path
+                )
             self._commits[name] = record
         return self._commits[name]
 
@@ -228,7 +238,9 @@ def create_run(store: Store, library: str) -> RunRecord:
     if existing is not None:
         return existing
     if strangers := [n for n in store.list("") if n not in ("attempts/", "steps/")]:
-        raise Refused(f"{store.url} is not a run of holdfast and not empty (it holds {strangers[0]}); give an empty directory")
+        raise Refused(
+            f"{store.url} is not a run of holdfast and not empty (it holds {strangers[0]}); give an empty directory"
+        )
     record = RunRecord(run=uuid.uuid4().hex[:16], created=time.time(), library=library)
     try:
         store.create(RUN_FILE, seal(record))
@@ -237,12 +249,20 @@ def create_run(store: Store, library: str) -> RunRecord:
         return create_run(store, library)
 
 
-def claim_attempt(history: History, run: str, reason: str, parent: StepRef | None, skipped: list[list[int]] | None) -> Attempt:
+def claim_attempt(
+    history: History, run: str, reason: str, parent: StepRef | None, skipped: list[list[int]] | None
+) -> Attempt:
     """Begin the next attempt, with `parent` as its past; whoever creates the record first has the number."""
     while True:
         number = max(history.attempt_numbers(), default=0) + 1
         record = Attempt(
-            run=run, attempt=number, parent=parent, reason=reason, skipped_samples=skipped, created=time.time(), by=this_process()
+            run=run,
+            attempt=number,
+            parent=parent,
+            reason=reason,
+            skipped_samples=skipped,
+            created=time.time(),
+            by=this_process(),
         )
         try:
             history.store.create(f"attempts/{number:04d}.json", seal(record))
@@ -272,7 +292,7 @@ def newest(snapshot: Snapshot, where: str) -> Step:
     """The newest step of the lineage.
 
     Raises:
-        NoCheckpoint: nothing is committed.  Corrupt: a newer step's commit record is damaged; the message names the next good one.
+        NoCheckpoint: nothing is committed.  Corrupt: a newer commit record is damaged; the message names the next good one.
     """
     lineage = [s for s in snapshot.lineage if s.kind != "partial"]
     last = lineage[-1] if lineage else None

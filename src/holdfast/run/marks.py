@@ -28,7 +28,9 @@ _RESERVED = {"latest", "best"}
 def intent(store: Store, step: int, attempt: int, parents: Sequence[StepRef]) -> Iterator[Intent]:
     """Say, while the block runs, that the save of `step` may refer to files of `parents`."""
     now = time.time()
-    record = Intent(step=step, attempt=attempt, parents=list(parents), created=now, expires=now + INTENT_SECONDS, by=this_process())
+    record = Intent(
+        step=step, attempt=attempt, parents=list(parents), created=now, expires=now + INTENT_SECONDS, by=this_process()
+    )
     path = f"intents/{step:010d}-a{attempt:04d}-{secrets.token_hex(4)}.json"
     store.create(path, seal(record), sync=False)
     try:
@@ -65,17 +67,19 @@ def is_buried(store: Store, ref: StepRef) -> bool:
 
 def clear_marks(store: Store) -> None:
     """Remove marks whose process is gone: tombstones, intents, holds."""
-    for folder, kind in (("tombstones", Tombstone), ("intents", Intent), ("pins", Pin)):
+    kinds: dict[str, type[Tombstone] | type[Intent] | type[Pin]] = {"tombstones": Tombstone, "intents": Intent, "pins": Pin}
+    for folder, kind in kinds.items():
         for name in store.list(folder):
+            path = f"{folder}/{name}"
             try:
-                record = read_record(store, f"{folder}/{name}", kind)
+                record = read_record(store, path, kind)
             except Corrupt:
-                is_stale = folder != "pins"
-            else:
-                is_hold = not isinstance(record, Pin) or record.expires is not None
-                is_stale = record is not None and is_hold and is_gone(record.by)
-            if is_stale:
-                store.delete(f"{folder}/{name}")
+                if kind is not Pin:  # left of a power cut, which no writer of a mark survives
+                    store.delete(path)
+                continue
+            is_pin = isinstance(record, Pin) and record.expires is None
+            if record is not None and not is_pin and is_gone(record.by):
+                store.delete(path)
 
 
 @contextlib.contextmanager
@@ -83,7 +87,9 @@ def hold(store: Store, ref: StepRef) -> Iterator[Pin]:
     """Keep pruning from removing the step while the block runs; ends by itself if this process dies."""
     name = f"hold-{secrets.token_hex(6)}"
     now = time.time()
-    record = Pin(name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process())
+    record = Pin(
+        name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process()
+    )
     store.create(f"pins/{name}.json", seal(record), sync=False)
     try:
         yield record
@@ -105,12 +111,16 @@ def pin(store: Store, ref: StepRef, name: str) -> None:
     except FileExistsError:
         other = read_record(store, path, Pin)
         if other is not None and (other.step, other.attempt) != (ref.step, ref.attempt):
-            raise Refused(f"the pin {name} already names step {other.step}; unpin it first or choose another name") from None
+            raise Refused(
+                f"the pin {name} already names step {other.step}; unpin it first or choose another name"
+            ) from None
 
 
 def check_pin_name(name: str) -> None:
     if not _PIN_NAME.match(name) or name in _RESERVED or name.startswith("hold-"):
-        raise Refused(f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best")
+        raise Refused(
+            f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best"
+        )
 
 
 def unpin(store: Store, name: str) -> None:

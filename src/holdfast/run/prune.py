@@ -50,7 +50,9 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
         busy |= {StepRef(p.step, p.attempt): "pinned, or held by a reader" for p in live_pins(store)}
         snapshot = history.look()
         undecided &= set(snapshot.undecided)
-        undecided -= {step_dir(i.step, i.attempt) for i in intents} | {f"{step_dir(i.step, i.attempt)}-p1" for i in intents}
+        undecided -= {step_dir(i.step, i.attempt) for i in intents} | {
+            f"{step_dir(i.step, i.attempt)}-p1" for i in intents
+        }
         wanted = {step.path for step in victims if step.ref not in busy}
         gone = [step for step in snapshot.steps if step.path in wanted]
         for step in gone:
@@ -111,4 +113,3 @@ def _sweep(store: Store, folder: str, needed: set[str], recycle_bytes: int) -> i
     if is_empty:
         store.delete_dir(folder)
     return freed
-

@@ -48,7 +48,9 @@ class Session:
         snapshot = self.history.look()
         last = newest(snapshot, store.url) if parent is None and (snapshot.lineage or snapshot.damaged) else None
         self.parent = parent or (last.ref if last else None)
-        self.attempt = claim_attempt(self.history, self.run, reason or ("restart" if self.parent else "start"), self.parent, skipped).attempt
+        self.attempt = claim_attempt(
+            self.history, self.run, reason or ("restart" if self.parent else "start"), self.parent, skipped
+        ).attempt
         self.last_step = self.parent.step if self.parent else None
         self.last: Step | None = None
         self.pid = os.getpid()
@@ -104,7 +106,9 @@ class Session:
         newer = max(self.history.attempt_numbers(), default=0)
         if newer > self.attempt:
             raise Superseded(
-                f"attempt {newer} has taken over {self.store.url}; this is attempt {self.attempt} and must stop", attempt=self.attempt, newer=newer
+                f"attempt {newer} has taken over {self.store.url}; this is attempt {self.attempt} and must stop",
+                attempt=self.attempt,
+                newer=newer,
             )
 
     def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool) -> Step | None:

@@ -55,8 +55,11 @@ class Writer(Protocol):
 
 
 class Store(Protocol):
-    url: str
-    capabilities: Capabilities
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     def read(self, path: str) -> bytes: ...
 

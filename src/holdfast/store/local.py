@@ -25,6 +25,7 @@ _RECYCLE = ".recycle"
 _TEMPORARY = ".tmp-"
 _STALE_SECONDS = 3600.0
 _VECTORS = 512
+_Files = list[tuple[str, os.stat_result]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HINTS = {
     errno.EACCES: "check the permissions of the directory",
@@ -46,7 +47,9 @@ def _translated(doing: str, path: str) -> Iterator[None]:
     except OSError as error:
         what = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in _FULL:
-            raise NoSpace(f"no room to {doing} {path}: {what}; free space or quota, nothing committed was harmed") from error
+            raise NoSpace(
+                f"no room to {doing} {path}: {what}; free space or quota, nothing committed was harmed"
+            ) from error
         hint = _HINTS.get(error.errno or 0, "")
         raise Unavailable(f"cannot {doing} {path}: {what}" + (f"; {hint}" if hint else "")) from error
 
@@ -205,7 +208,7 @@ class LocalStore:
     def _at(self, path: str) -> str:
         return os.path.join(self.root, path) if path else self.root
 
-    def _recycled(self) -> list[tuple[str, os.stat_result]]:
+    def _recycled(self) -> _Files:
         try:
             with os.scandir(self._at(_RECYCLE)) as entries:
                 return [(e.path, e.stat()) for e in entries]
@@ -251,7 +254,11 @@ class LocalStore:
         try:
             posix.fsync(fd)
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):  # some network filesystems have no such call
+            if error.errno not in (
+                errno.EINVAL,
+                errno.EBADF,
+                errno.ENOTSUP,
+            ):  # some network filesystems have no such call
                 raise
         finally:
             posix.close_fd(fd)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, cast
 
 from ..errors import Unavailable
 from .base import Store
@@ -16,7 +16,7 @@ def open_store(where: str | os.PathLike[str] | Any) -> Store:
         Unavailable: a URL scheme that this version has no store for.
     """
     if not isinstance(where, (str, os.PathLike)):
-        return where
+        return cast(Store, where)
     text = os.fspath(where)
     scheme, mark, rest = text.partition("://")
     if mark and scheme == "memory":

@@ -100,7 +100,9 @@ class Retry(Wrapped):
     A `create` whose first answer was lost may find its own file: then the bytes are compared, and equal ones are success.
     """
 
-    def __init__(self, inner: Store, tries: int = 4, pause_seconds: float = 0.1, sleep: Callable[[float], None] = time.sleep):
+    def __init__(
+        self, inner: Store, tries: int = 4, pause_seconds: float = 0.1, sleep: Callable[[float], None] = time.sleep
+    ):
         super().__init__(inner)
         self._tries, self._pause, self._sleep = tries, pause_seconds, sleep
 
@@ -138,7 +140,7 @@ class Totals:
 
     calls: Counter[str] = field(default_factory=Counter)
     nbytes: Counter[str] = field(default_factory=Counter)
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
     log: list[tuple[str, str, int]] = field(default_factory=list)
     """(operation, path, bytes), in the order in which they ended."""
 
@@ -159,5 +161,6 @@ class Trace(Wrapped):
             with self._lock:
                 self.totals.calls[operation] += 1
                 self.totals.nbytes[operation] += nbytes
-                self.totals.seconds[operation] += time.perf_counter() - start
+                elapsed = time.perf_counter() - start
+                self.totals.seconds[operation] = self.totals.seconds.get(operation, 0.0) + elapsed
                 self.totals.log.append((operation, path, nbytes))
