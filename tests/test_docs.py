@@ -72,8 +72,7 @@ def test_the_page_runs_as_printed(page: str, tmp_path: Path) -> None:
     work.mkdir()
     tools.mkdir()
     command = tools / "holdfast"
-    code = "import sys; from holdfast.cli import main; sys.argv[0] = 'holdfast'; sys.exit(main())"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -c "{code}" "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m holdfast "$@"\n')
     command.chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160", "NO_COLOR": "1"}
     done = subprocess.run(

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from .address import best, find
-from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint
+from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, StepExists
+from .format.names import parse_step_dir
 from .format.records import StepRef
 from .policy.keep import Candidate, Keep
 from .run.history import History, Step, claim_attempt, live_pins
-from .run.marks import hold, note, pin, unpin
+from .run.marks import check_pin_name, hold, intent, note, pin, unpin
 from .store.locate import open_store
 from .version import libraries
 
@@ -123,13 +124,20 @@ class Run:
             yield found
 
     def pin(self, step: int | str, name: str) -> None:
-        """Keep a step for good, and make it addressable as `@name`.
+        """Keep a step for good, and make it addressable as `@name`. A step that refers to others is written again, whole.
 
         Raises:
             NoCheckpoint: no such step.  Refused: the name is taken, or cannot be one.
         """
+        from .run.prune import remove_steps
+
+        check_pin_name(name)
         with self.hold(step) as found:
+            if found.commit.references:
+                self._rewrite(found, found.kind)
             pin(self.store, found.ref, name)
+        if found.commit.references:
+            remove_steps(self._history, [found], is_replaced=True)
 
     def unpin(self, name: str) -> None:
         """Forget a pin; the step becomes subject to pruning again.
@@ -200,7 +208,8 @@ class Run:
             return result
         from .run.prune import remove_steps
 
-        self._shrink(shrink)
+        for step in shrink:
+            self._rewrite(step, "partial")
         newest = snapshot.lineage[-1].commit.new_bytes if snapshot.lineage else 0
         removed = remove_steps(self._history, victims + shrink, newest if recycle else 0)
         done = {ref.step for ref in removed.steps}
@@ -209,20 +218,18 @@ class Run:
         result.freed_bytes = removed.freed_bytes
         return result
 
-    def _shrink(self, steps: Sequence[Step]) -> None:
-        """Write, for each step, a partial successor without its optimizer state."""
+    def _rewrite(self, step: Step, kind: str) -> None:
+        """Write a committed step again beside itself, self-contained: whole, or `partial`, without its optimizer state."""
         from .loading.checkpoint import open_step
         from .loading.source import contents_of_stored
         from .run.write import write_step
 
-        for step in steps:
-            kept = {role for role, kind in step.commit.roles.items() if kind != "optimizer"}
-            with hold(self.store, step.ref), open_step(self.store, step.path, step.commit) as checkpoint:
-                contents = contents_of_stored(checkpoint, kept.__contains__)
-                record = msgspec.structs.replace(step.commit, kind="partial", references=[])
-                with contextlib.suppress(FileExistsError):
-                    if not self.store.list(f"{step.path}-p1"):
-                        write_step(self.store, contents, record, partial=1, recycle=False)
+        roles = {role for role, of in step.commit.roles.items() if kind != "partial" or of != "optimizer"}
+        number = (parse_step_dir(step.path.removeprefix("steps/")) or (0, 0, 0))[2] + 1
+        with intent(self.store, step.step, step.attempt, [step.ref]), open_step(self.store, step.path, step.commit) as checkpoint:
+            record = msgspec.structs.replace(step.commit, kind=kind, references=[])
+            with contextlib.suppress(StepExists):  # an interrupted pruning has done it
+                write_step(self.store, contents_of_stored(checkpoint, roles.__contains__), record, rewrite=number, recycle=False)
 
     def copy(self, step: int | str, target: Any) -> Step:
         """Copy a step, with all that it refers to, into another run, as its newest step. The copy is self-contained there.

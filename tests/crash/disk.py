@@ -8,10 +8,10 @@ rename never loses both names (the old one goes only where the new one came), an
 what was removed from it.
 
 What the states of a recording cover: at each prefix, everything applied and only the durable applied; where it ends
-with a write, that write torn; and where it ends before an fsync, before a mark or with the recording, the last write torn
-at several points, and the subsets of what is not durable: all of them up to `EXHAUSTIVE` changes, beyond that each one
-dropped, each one kept, and seeded random ones. The subsets at any other prefix are among those of the next, for no change
-is made durable between.
+with a write, that write torn; and where it ends before an fsync, before a mark or with the recording, the last write
+torn at several points, and the subsets of what is not durable: all of them up to `EXHAUSTIVE` changes, beyond that
+each one dropped, each one kept, and seeded random ones. The subsets at any other prefix are among those of the next,
+for no change is made durable between.
 """
 
 from __future__ import annotations

@@ -118,9 +118,7 @@ class Mark:
     payload: Any
 
 
-Operation = (
-    Create | Write | Truncate | Allocate | Fsync | Link | Rename | Unlink | MakeDirectory | RemoveDirectory | Mark
-)
+Operation = Create | Write | Truncate | Allocate | Fsync | Link | Rename | Unlink | MakeDirectory | RemoveDirectory | Mark
 
 
 @dataclass(frozen=True, slots=True)

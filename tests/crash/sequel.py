@@ -1,7 +1,7 @@
-"""The sequel: what another process does with a run whose process was killed, recorded as one sequence with what that did.
+"""The sequel: what another process does with a run after the first was killed, recorded as one sequence with the first.
 
-The second process sees all that the first one had done, durable or not. A power cut then may lose what the first one had
-not made durable, unless the second one did that.
+The second process sees all that the first one had done, durable or not. A power cut then may lose what the first one
+had not made durable, unless the second one did that.
 """
 
 from __future__ import annotations

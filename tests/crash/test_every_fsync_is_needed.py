@@ -18,11 +18,14 @@ from .judge import Judge
 from .recorder import Fsync, Recording
 
 CHOSEN_BY_CALLER = ("create", "delete")
-"""Functions of the store that sync where their caller wants it: each such caller has to need it. Others always sync, and
-it is enough that one caller needs it."""
+"""Functions of the store that sync where their caller wants it: each such caller has to need it. Others always sync,
+and it is enough that one caller needs it."""
 
 KEPT = {
-    ("create", "create_run"): "what a store creates is durable by contract; here the next directory made beside it would do",
+    (
+        "create",
+        "create_run",
+    ): "what a store creates is durable by contract; here the next directory made beside it would do",
 }
 """Where no crash shows what an fsync is for, and it stays: function of the store and of its caller, and the reason."""
 

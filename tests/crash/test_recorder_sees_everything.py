@@ -76,17 +76,13 @@ def test_what_strace_sees_is_what_the_recorder_saw(tmp_path: Path) -> None:
     root, log, account = tmp_path / "disk", tmp_path / "strace.log", tmp_path / "recorder.json"
     root.mkdir()
     child = [sys.executable, "-m", __name__, str(root), str(account)]
-    subprocess.run(
-        [*strace("-o", str(log)), *child], check=True, timeout=100, env=os.environ | {"PYTHONPATH": search_path()}
-    )
+    subprocess.run([*strace("-o", str(log)), *child], check=True, timeout=100, env=os.environ | {"PYTHONPATH": search_path()})
     seen = list(events_of_strace(log.read_text(errors="replace"), str(root)))
     recorded = [(kind, path, number) for kind, path, number in json.loads(account.read_text())]
     assert {kind for kind, _, _ in recorded} >= {"create", "write", "fsync", "link", "rename", "unlink", "mkdir"}
     ours, theirs = by_path(recorded), by_path(seen)
     different = [path for path in sorted({*ours, *theirs}) if ours.get(path) != theirs.get(path)]
-    assert not different, "\n".join(
-        f"{path}: the recorder saw {ours.get(path)}, strace {theirs.get(path)}" for path in different
-    )
+    assert not different, "\n".join(f"{path}: the recorder saw {ours.get(path)}, strace {theirs.get(path)}" for path in different)
 
 
 def by_path(events: list[Event]) -> dict[str, tuple[list[Event], Counter[Event]]]:

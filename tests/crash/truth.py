@@ -166,23 +166,23 @@ def read(path: Path, step: Step, steps: list[Step]) -> Version:
         return Version(step.step, hidden.values["content"])
 
 
-def _latest(path: Path, run: Any, found: _Findings) -> Version | None:
-    """The newest step as the run tells it; what `load` gives without a step must be the same."""
+def _latest(path: Path, run: holdfast.Run, found: _Findings) -> Version | None:
+    """The newest step as the run tells it; what is opened without a step must be the same."""
     step = None
     try:
         step = run.latest()
-        tree = holdfast.load(path)
+        with holdfast.open(path) as newest:
+            opened = newest.step, newest.attempt
     except holdfast.NoCheckpoint:
         if step is not None:
-            found.errors.append(f"latest() is step {step.step}, but load() finds nothing")
+            found.errors.append(f"latest() is step {step.step}, but there is none to open")
         return None
     except Exception as error:
-        found.errors.append(f"the newest step does not load: {error!r}")
+        found.errors.append(f"the newest step does not open: {error!r}")
         return None
-    version = found.versions.get((step.step, step.attempt)) if step else None
-    if version is None or tree["content"] != version.content:
-        found.errors.append(f"latest() is {version}, but load() gives content {tree['content']}")
-    return version
+    if step is None or opened != (step.step, step.attempt):
+        found.errors.append(f"latest() is {step}, but what opens is step {opened[0]} of attempt {opened[1]}")
+    return found.versions.get(opened)
 
 
 def violations(window: Window, seen: Observed) -> list[str]:
@@ -236,7 +236,7 @@ def contents(number: int) -> dict[str, Any]:
 
 
 def an_optimizer() -> dict[str, Any]:
-    """What a state may have besides: a role that pruning to weights removes, so that it is not part of the comparison."""
+    """Two roles more; pruning to weights removes one, so that neither is part of the comparison."""
     module = torch.nn.Linear(9, 5)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
     module(torch.ones(9)).sum().backward()

@@ -73,16 +73,6 @@ def test_the_batches_that_remain_are_those_that_would_have_come(tmp_path: Path, 
     assert seen[0] not in got
 
 
-def test_the_next_epoch_is_shuffled_as_it_would_have_been(tmp_path: Path) -> None:
-    loader, fresh = shuffled(0), shuffled(0)
-    iterator = iter(loader)
-    take(iterator, 3)
-    holdfast.save(tmp_path, {"data": loader}, 3)
-    rest, epoch = [b.tolist() for b in iterator], [b.tolist() for b in loader]
-    holdfast.restore(tmp_path, {"data": fresh})
-    assert ([b.tolist() for b in fresh], [b.tolist() for b in fresh]) == (rest, epoch)
-
-
 def test_a_loader_saved_before_its_first_batch_begins_at_the_beginning(tmp_path: Path) -> None:
     loader, fresh = shuffled(0), shuffled(0)
     holdfast.save(tmp_path, {"data": loader}, 1)

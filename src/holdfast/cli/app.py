@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import HoldfastError
 from ..version import VERSION
@@ -29,8 +29,43 @@ _SETTINGS: dict[str, Any] = {"add_completion": False, "rich_markup_mode": None, 
 _Misused = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 
+class _AsItStands:
+    """Takes a string for a string and leaves the rest to typer, some versions of which load pydantic for either: 50 ms."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self._build = build
+
+    def __call__(self) -> _AsItStands:
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        is_single = not param.multiple and param.nargs == 1
+        if is_single and (value is None or (type(value) is str and param.type_descriptor.annotation is str)):
+            return value
+        return self._build().coerce(value, param=param, ctx=ctx)
+
+
+def _quick(params: list[Any]) -> list[Any]:
+    """The parameters, made to start fast. In versions of typer that have no such step, nothing changes."""
+    for param in params:
+        build = getattr(param, "get_runtime_param", None)
+        if build is not None and not isinstance(build, _AsItStands):
+            param.get_runtime_param = _AsItStands(build)
+    return params
+
+
+class Command(TyperCommand):
+    """One command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _quick(super().get_params(ctx))
+
+
 class Commands(TyperGroup):
     """The commands, each imported when it is asked for."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _quick(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -40,30 +75,8 @@ class Commands(TyperGroup):
             return None
         module = importlib.import_module(f"{__package__}.{cmd_name}")
         alone = typer.Typer(**_SETTINGS)
-        alone.command(cmd_name)(getattr(module, cmd_name))
-        return _quick(typer.main.get_command(alone))
-
-
-class _AsItStands:
-    """Takes a string for a string and leaves the rest to typer, which from 0.28 on loads pydantic for either: 50 ms."""
-
-    def __init__(self, build: Callable[[], Any]) -> None:
-        self._build = build
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        is_single = not param.multiple and param.nargs == 1
-        if is_single and (value is None or (type(value) is str and param.type_descriptor.annotation is str)):
-            return value
-        return self._build().coerce(value, param=param, ctx=ctx)
-
-
-def _quick(command: Any) -> Any:
-    """`command` with parameters that start fast. In versions of typer that ask nobody, nothing changes."""
-    for param in command.params:
-        build = getattr(param, "get_runtime_param", None)
-        if build is not None:
-            param.get_runtime_param = lambda found=_AsItStands(build): found
-    return command
+        alone.command(cmd_name, cls=Command)(getattr(module, cmd_name))
+        return typer.main.get_command(alone)
 
 
 def _say_version(wanted: bool) -> None:

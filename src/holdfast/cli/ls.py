@@ -41,7 +41,8 @@ def look(place: Place, all_lines: bool = False) -> dict[str, Any]:
     snapshot = place.history.look()
     steps = snapshot.steps if all_lines else snapshot.lineage
     if place.is_one_step:
-        steps = [place.find()]
+        wanted = place.find()
+        steps = [step for step in snapshot.steps if step.path == wanted.path]
     attempt = snapshot.attempts[max(snapshot.attempts)] if snapshot.attempts else None
     return {
         "run": place.store.url,

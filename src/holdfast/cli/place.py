@@ -74,7 +74,6 @@ def open_found(place: Place, step: Step) -> Checkpoint | None:
     try:
         return open_and_lock(place.store, step)
     except FileNotFoundError as error:
-        place.history.forget(step)
         if not any(s.path == step.path for s in place.history.look().steps):
             return None
         name = str(error.filename or error)

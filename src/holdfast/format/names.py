@@ -15,7 +15,7 @@ from ..errors import Corrupt, Unsupported
 from .records import StepRef
 
 _ESCAPED = re.compile(r"[%@\x00-\x1f\x7f]")
-_STEP_DIR = re.compile(r"(\d{10,})-a(\d{4,})(-p\d+)?\Z")
+_STEP_DIR = re.compile(r"(\d{10,})-a(\d{4,})(-r\d+)?\Z")
 
 
 def escape(text: str) -> str:
@@ -37,13 +37,13 @@ def dotted(path: Sequence[Any]) -> str:
     return ".".join(escape(p if isinstance(p, str) else json.dumps(p, separators=(",", ":"))) for p in path)
 
 
-def step_dir(step: int, attempt: int, partial: int = 0) -> str:
-    """The directory of a step in a run: `steps/0000001000-a0007`, with `-p1` after it where it is a partial successor."""
-    return f"steps/{step:010d}-a{attempt:04d}" + (f"-p{partial}" if partial else "")
+def step_dir(step: int, attempt: int, rewrite: int = 0) -> str:
+    """The directory of a step in a run: `steps/0000001000-a0007`, with `-r1` after it where the step was written again."""
+    return f"steps/{step:010d}-a{attempt:04d}" + (f"-r{rewrite}" if rewrite else "")
 
 
 def parse_step_dir(name: str) -> tuple[int, int, int] | None:
-    """(step, attempt, partial) of the last component of a step directory, or None if it is not one."""
+    """(step, attempt, rewrite) of the last component of a step directory, or None if it is not one."""
     match = _STEP_DIR.match(name)
     return (int(match[1]), int(match[2]), int(match[3][2:]) if match[3] else 0) if match else None
 

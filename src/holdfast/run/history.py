@@ -64,7 +64,7 @@ class Snapshot:
     """What one look at a run's records found."""
 
     steps: list[Step]
-    """Ascending by step, then attempt; partial successors only where the whole step is gone."""
+    """Ascending by step, then attempt; a rewriting only where what it replaces is gone."""
     attempts: dict[int, Attempt]
     undecided: list[str]
     """Step directories without a commit record, or with one that says aborted."""
@@ -114,7 +114,7 @@ class History:
             parsed, path = parse_step_dir(name), f"steps/{name}"
             if parsed is None:
                 continue
-            step, attempt, partial = parsed
+            step, attempt, rewrite = parsed
             try:
                 commit = self._commit(path, name)
             except HoldfastError as error:
@@ -123,7 +123,7 @@ class History:
             if commit is None or commit.decision != "committed":
                 undecided.append(path)
                 continue
-            if partial and (step, attempt) in steps:
+            if rewrite and (step, attempt) in steps:
                 continue
             ref = StepRef(step, attempt)
             steps[step, attempt] = Step(
@@ -145,13 +145,13 @@ class History:
         """
         bounds = lineage_bounds(self.attempts())
         parsed = [(parse_step_dir(n.removesuffix("/")), n.removesuffix("/")) for n in self.store.list("steps")]
-        whole = sorted((key, name) for key, name in parsed if key and not key[2] and key[0] <= bounds.get(key[1], -1))
-        for (step, attempt, _), name in reversed(whole):
+        known = [(key[0], key[1], -key[2], name) for key, name in parsed if key and key[0] <= bounds.get(key[1], -1)]
+        for step, attempt, _, name in sorted(known, reverse=True):
             try:
                 commit = self._commit(f"steps/{name}", name)
             except HoldfastError:
                 return newest(self.look(), self.store.url)
-            if commit is not None and commit.decision == "committed":
+            if commit is not None and commit.decision == "committed" and commit.kind != "partial":
                 return Step(step, attempt, f"steps/{name}", commit)
         raise NoCheckpoint(f"nothing is committed in {self.store.url}")
 
@@ -173,7 +173,7 @@ class History:
             record = read_record(self.store, f"{path}/commit.json", Commit)
             if record is None:
                 return None
-            if step_dir(record.step, record.attempt) != f"steps/{name.partition('-p')[0]}":
+            if step_dir(record.step, record.attempt) != f"steps/{name.partition('-r')[0]}":
                 raise Corrupt(
                     f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path
                 )

@@ -30,7 +30,7 @@ class Removed:
     freed_bytes: int
 
 
-def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int = 0) -> Removed:
+def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int = 0, *, is_replaced: bool = False) -> Removed:
     """Delete steps, and what dead writers and interrupted deletions left.
 
     The order carries the proof. A directory that is undecided before the intents are read, has no live intent, and is undecided
@@ -39,6 +39,7 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
 
     Args:
         recycle_bytes: keep up to so many bytes of files for later saves to write over.
+        is_replaced: each victim was written again, whole: pins and holds are then on the rewriting.
     """
     store = history.store
     for step in victims:
@@ -47,12 +48,12 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
         undecided = set(history.look().undecided)
         intents = live_intents(store)
         busy = {ref: f"the save of step {i.step} may refer to it" for i in intents for ref in i.parents}
-        busy |= {StepRef(p.step, p.attempt): "pinned, or held by a reader" for p in live_pins(store)}
+        if not is_replaced:
+            busy |= {StepRef(p.step, p.attempt): "pinned, or held by a reader" for p in live_pins(store)}
         snapshot = history.look()
         undecided &= set(snapshot.undecided)
-        undecided -= {step_dir(i.step, i.attempt) for i in intents} | {
-            f"{step_dir(i.step, i.attempt)}-p1" for i in intents
-        }
+        writing = {step_dir(i.step, i.attempt) for i in intents}
+        undecided = {path for path in undecided if path.partition("-r")[0] not in writing}
         wanted = {step.path for step in victims if step.ref not in busy}
         gone = [step for step in snapshot.steps if step.path in wanted]
         for step in gone:

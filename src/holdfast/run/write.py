@@ -41,7 +41,7 @@ def write_step(
     record: Commit,
     base: Base | None = None,
     *,
-    partial: int = 0,
+    rewrite: int = 0,
     layout: tuple[str, Columns] | None = None,
     recycle: bool = True,
     may_commit: Callable[[Commit, set[str]], bool] = lambda record, needed: True,
@@ -50,13 +50,13 @@ def write_step(
 
     Args:
         record: what the commit record says besides what is written here.
-        partial: number of a partial successor; 0 for the step itself.
+        rewrite: number of the rewriting; 0 for the step itself.
         layout: of an earlier step, to be reused if it is the same.
         may_commit: asked last, with the record and the paths that it needs; if it says no, None is returned.
     Raises:
         StepExists: the step is there, or was decided by somebody else.  Refused, Corrupt, Unavailable, NoSpace.
     """
-    folder = step_dir(record.step, record.attempt, partial)
+    folder = step_dir(record.step, record.attempt, rewrite)
     if store.list(folder):
         raise StepExists(f"{folder} of {store.url} exists; a step is never written twice")
     is_decided = False

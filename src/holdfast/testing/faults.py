@@ -87,7 +87,7 @@ class Stepping(Wrapped):
     def __init__(self, inner: Store, before: Callable[[str, str], None]) -> None:
         super().__init__(inner)
         self._before = before
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
 
     def call(self, operation: str, path: str, run: Callable[[], T], nbytes: int = 0) -> T:
         with self._turn:
