@@ -67,7 +67,7 @@ def evaluate(run: holdfast.Run) -> None:
 
 
 def main(run_directory: Path) -> None:
-    run = holdfast.Run(run_directory, create=True)
+    run = holdfast.Run(run_directory)
     trainer = subprocess.Popen([sys.executable, __file__, "--train", str(run_directory)])
     try:
         evaluate(run)

@@ -38,7 +38,8 @@ FLOORS: list[set[str]] = [
     {"api"},
     {"checkpointer"},
     {"testing"},
-    {"demo", "cli"},
+    {"demo"},
+    {"cli"},
 ]
 """From low to high. A room may import rooms of lower floors only."""
 

@@ -17,7 +17,6 @@ PAGE = (Path(__file__).parent.parent / "docs" / "interface.md").read_text()
 PUBLIC = {
     # saving and loading
     "State",
-    "PerRank",
     "save",
     "load",
     "restore",
@@ -33,16 +32,20 @@ PUBLIC = {
     "Run",
     "Checkpoint",
     "Ledger",
+    # teaching it types
+    "register",
     # errors
     "HoldfastError",
     "NoCheckpoint",
     "Mismatch",
     "Corrupt",
     "Unavailable",
+    "NoSpace",
     "Deadline",
     "Superseded",
     "Overdue",
     "Refused",
+    "Unsupported",
 }
 
 

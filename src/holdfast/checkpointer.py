@@ -189,12 +189,13 @@ class Checkpointer:
         """Steps to resume from, newest first."""
         snapshot = history.look()
         steps = [s for s in reversed(snapshot.lineage) if s.kind != "partial"]
-        if not steps and snapshot.damaged:
-            raise next(iter(snapshot.damaged.values()))
+        damaged = [error for path, error in snapshot.damaged.items() if path.startswith("steps/")]
+        if not steps and damaged:
+            raise damaged[0]
         return steps
 
     def _first_intact(self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool) -> Step:
-        fallbacks = [str(error) for error in history.look().damaged.values()] if len(chosen) > 1 else []
+        fallbacks = [str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")] if len(chosen) > 1 else []
         last_error: HoldfastError | None = None
         for found in chosen:
             try:

@@ -6,6 +6,7 @@ What a directory shows depends on the directory alone, so each distinct state is
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class Judge:
         """The ways in which the state breaks what had been announced by then; empty if it keeps all."""
         windows = announced(recording, crash.prefix)
         seen = self._observe(crash.state, tuple(sorted(windows)))
-        return [f"{run}: {what}" for run, window in windows.items() for what in violations(window, seen[run])]
+        return [f"{run}: {self._plain(what)}" for run, window in windows.items() for what in violations(window, seen[run])]
 
     def go_on(self, recording: Recording, crash: Crash) -> list[str]:
         """Rebuild the state and do what a restarted job does: save a newer step, prune, and look again."""
@@ -40,7 +41,7 @@ class Judge:
         root = self._build(crash.state)
         try:
             for run, seen in self._observe(crash.state, tuple(sorted(announced(recording, crash.prefix)))).items():
-                found += [f"{run}: going on: {what}" for what in _continue(root / run, seen.facts())]
+                found += [f"{run}: going on: {self._plain(what)}" for what in _continue(root / run, seen.facts())]
         finally:
             shutil.rmtree(root)
         return found
@@ -54,6 +55,9 @@ class Judge:
             finally:
                 shutil.rmtree(root)
         return self._seen[known]
+
+    def _plain(self, message: str) -> str:
+        return re.sub(rf"{re.escape(str(self.directory))}/state-\d+/", "", message)
 
     def _build(self, state: CrashState) -> Path:
         self.built += 1
@@ -89,4 +93,4 @@ def _continue(path: Path, facts: Facts) -> list[str]:
 def workplace() -> Path:
     """A new directory for rebuilding: in memory where there is such a filesystem."""
     memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="holdfast-crash-", dir=memory if os.access(memory, os.W_OK) else None))
+    return Path(tempfile.mkdtemp(prefix="crash-matrix-", dir=memory if os.access(memory, os.W_OK) else None))

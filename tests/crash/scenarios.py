@@ -239,6 +239,14 @@ def pin_prune_unpin(stage: Stage) -> None:
         stage.unpin("release")
 
 
+def pin_a_step_that_refers_to_others(stage: Stage) -> None:
+    for step in (1, 2, 3):
+        stage.save(step, 100 + step)
+    with stage.recorded():
+        stage.pin(2, "release")
+        stage.prune(1)
+
+
 def note_on_a_step(stage: Stage) -> None:
     stage.save(1, 101)
     with stage.recorded():
@@ -315,6 +323,7 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         rollback_then_save,
         rollback_then_prune_the_abandoned,
         pin_prune_unpin,
+        pin_a_step_that_refers_to_others,
         note_on_a_step,
         copy_into_a_new_run,
         copy_into_a_run_that_has_steps,

@@ -17,6 +17,8 @@ from .judge import Judge
 from .recorder import Fsync, Mark, Recording, Rename
 from .scenarios import SCENARIOS
 
+pytestmark = pytest.mark.slow
+
 SUBSETS = int(os.environ.get("HOLDFAST_CRASH_SUBSETS", "12"))
 GOES_ON_ONE_IN = 25
 SHOWN = 3

@@ -10,16 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from .disk import crashes_without
 from .judge import Judge
 from .recorder import Fsync, Recording
+from .scenarios import RUN
+from .sequel import prune, sequels
 
-CHOSEN_BY_CALLER = ("create", "delete")
+pytestmark = pytest.mark.slow
+
+CHOSEN_BY_CALLER = ("create", "delete", "_sync_dir")
 """Functions of the store that sync where their caller wants it: each such caller has to need it. Others always sync,
 and it is enough that one caller needs it."""
+
+LOSS_SHOWN = 240
 
 KEPT = {
     (
@@ -48,6 +55,14 @@ def fsyncs(recording: Recording) -> Iterator[Fsync]:
     return (o for o in recording.operations if isinstance(o, Fsync))
 
 
+def with_sequels(recordings: dict[str, Recording], directory: Path) -> Iterator[tuple[str, Recording]]:
+    """What another process does after a kill, for some fsyncs are there for that."""
+    for name in ("save_after_another", "prune_to_the_last"):
+        (directory / name).mkdir(parents=True)
+        for killed_at, recording in sequels(recordings[name], prune, directory / name / RUN):
+            yield f"{name}, killed before operation {killed_at}, and another prunes", recording
+
+
 def first_loss(recording: Recording, place: Place, judge: Judge) -> str | None:
     """What is lost in the first crash state that loses something because the fsyncs of this place are left out."""
     for crash in crashes_without(recording, lambda fsync: Place.of(fsync) == place):
@@ -59,8 +74,9 @@ def first_loss(recording: Recording, place: Place, judge: Judge) -> str | None:
 
 @pytest.mark.timeout(300)
 def test_without_any_one_fsync_some_crash_loses_what_was_announced(
-    recordings: dict[str, Recording], judge: Judge, capsys: pytest.CaptureFixture[str]
+    recordings: dict[str, Recording], judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    recordings = recordings | dict(with_sequels(recordings, tmp_path / "sequel"))
     places = sorted({Place.of(fsync) for recording in recordings.values() for fsync in fsyncs(recording)})
     needed: dict[Place, str] = {}
     for place in places:
@@ -73,7 +89,7 @@ def test_without_any_one_fsync_some_crash_loses_what_was_announced(
     with capsys.disabled():
         print()
         for place, loss in needed.items():
-            print(f"needed: {place.line}, for {place.asked_by}\n    {loss}")
+            print(f"needed: {place.line}, for {place.asked_by}\n    {loss[:LOSS_SHOWN]}")
         for place in idle:
             print(f"no effect: {place.line}, for {place.asked_by}")
     useless = [p for p in idle if p.line not in needed_lines or p.line.split()[1] in CHOSEN_BY_CALLER]

@@ -35,6 +35,8 @@ from .recorder import (
 )
 from .scenarios import Stage, search_path
 
+pytestmark = pytest.mark.slow
+
 CALLS = (
     "open,openat,creat,write,pwrite64,writev,pwritev,pwritev2,sendfile,copy_file_range,splice,fsync,fdatasync,sync_file_range,"
     "sync,syncfs,truncate,ftruncate,fallocate,link,linkat,symlink,symlinkat,rename,renameat,renameat2,unlink,unlinkat,"

@@ -15,6 +15,8 @@ import pytest
 from .truth import Facts, observe, violations
 from .workload import serving
 
+pytestmark = pytest.mark.slow
+
 KILLS = 1000 if os.environ.get("HOLDFAST_SOAK") == "1" else 100
 KILLS_OF_ONE_RUN = 12
 """Then a new run is begun, so that the first save is met too."""

@@ -52,7 +52,7 @@ def test_train_survives_sigkill(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "train.py"), str(run), "--steps", "1000000"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            committed = holdfast.Run(run, create=True).wait(after=100, timeout=40).step
+            committed = holdfast.Run(run).wait(after=100, timeout=40).step
             time.sleep(0.3)
         finally:
             process.send_signal(signal.SIGKILL)

@@ -46,7 +46,7 @@ def random(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tenso
 
 def bits(tensor: torch.Tensor) -> bytes:
     """The row-major bytes of a tensor's elements."""
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    plain = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor.detach())
     return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

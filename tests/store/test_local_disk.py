@@ -55,8 +55,8 @@ def inode(store: LocalStore, path: str) -> int:
 
 
 def retired(store: LocalStore, path: str = "old", content: bytes = CONTENT) -> int:
-    """Write a file and retire it; returns its inode."""
-    write_file(store, path, content)
+    """Write a file on new blocks and retire it; returns its inode."""
+    write_file(store, path, content, recycle=False)
     number = inode(store, path)
     store.retire(path, ROOMY)
     return number

@@ -53,10 +53,12 @@ def numbers(raw: npt.NDArray[np.uint8], dtype: Dtype) -> Numbers:
     if dtype.name == "bfloat16":
         return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
     if not dtype.is_numpy:
-        return _table(dtype.name)[raw]
+        decoded: Numbers = _table(dtype.name)[raw]
+        return decoded
     values: Numbers = raw.view(dtype.carrier)
     kind = {"f": np.float64, "c": np.complex128, "u": np.uint64, "i": np.int64, "b": np.uint64}[values.dtype.kind]
-    return values.astype(kind)
+    found: Numbers = values.astype(kind)
+    return found
 
 
 @functools.cache

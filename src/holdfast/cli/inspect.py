@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from ..address import UsageError, parse
-from ..errors import HoldfastError
-from ..format.names import dotted
 from ..format.records import StepRef
-from ..format.values import decode
 from ..loading.checkpoint import Checkpoint
 from ..patterns import matches_any, near
 from .amounts import counted, metrics_text, number, short, size, when
@@ -21,6 +16,7 @@ from .place import find_run, open_address
 from .statistics import statistics
 from .terminal import Json, print_json, print_table, progress
 from .tree import Leaf, Line, lines
+from .values import is_container, stored_values, value_text
 
 
 def inspect(
@@ -74,10 +70,7 @@ def describe(checkpoint: Checkpoint, address: str, name: str | None = None) -> d
     """
     commit = checkpoint.commit
     tensors = [_tensor(checkpoint, n) for n in checkpoint.names if _is_meant(n, name)]
-    values = [_value(path, data) for path, data in checkpoint.plain_values()]
-    values += [
-        _value(path, data) | {"rank": int(rank)} for rank, pairs in commit.rank_values.items() for path, data in pairs
-    ]
+    values = [{"name": n, "value": v} for n, v in stored_values(checkpoint).items() if not is_container(v)]
     known = [*checkpoint.names, *(v["name"] for v in values)]
     values = [v for v in values if _is_meant(v["name"], name)]
     if name is not None and not tensors and not values:
@@ -117,10 +110,6 @@ def _tensor(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
         "owner": str(checkpoint.index.names[row.owner]) if row.owner >= 0 else None,
         "alias_of": tensor.alias_of,
     }
-
-
-def _value(path: list[Any], data: Any) -> dict[str, Any]:
-    return {"name": dotted(path), "value": data}
 
 
 def _marks(checkpoint: Checkpoint, address: str) -> dict[str, Any]:
@@ -182,10 +171,12 @@ def _tell(result: dict[str, Any], depth: int | None) -> None:
         if text:
             print(f"  {name:<9}  {text}")
     leaves = {t["name"]: _tensor_leaf(t) for t in result["tensors"]}
-    leaves |= {_value_name(v): Leaf((short(_value_text(v)), "", "", "")) for v in result["values"]}
+    leaves |= {v["name"]: Leaf((short(value_text(v["name"], v["value"])), "", "", "")) for v in result["values"]}
     if leaves:
         print()
-        print_table(("name", "dtype or value", "shape", "size", ""), [_cells(line) for line in lines(leaves, depth)], right=("size",))
+        print_table(
+            ("name", "dtype or value", "shape", "size", ""), [_cells(line) for line in lines(leaves, depth)], right=("size",)
+        )
 
 
 def _writer_text(writer: dict[str, Any] | None) -> str:
@@ -200,17 +191,6 @@ def _tensor_leaf(tensor: dict[str, Any]) -> Leaf:
     alias = f"shares {tensor['alias_of']}" if tensor["alias_of"] else ""
     nbytes = 0 if alias else tensor["bytes"]
     return Leaf((tensor["dtype"], str(tensor["shape"]), size(tensor["bytes"]), alias), nbytes, is_tensor=True)
-
-
-def _value_name(value: dict[str, Any]) -> str:
-    return f"{value['name']} (rank {value['rank']})" if "rank" in value else str(value["name"])
-
-
-def _value_text(value: dict[str, Any]) -> str:
-    """The value as Python writes it; its typed JSON where its type is not known here."""
-    with contextlib.suppress(HoldfastError):
-        return repr(decode(value["value"], value["name"]))
-    return json.dumps(value["value"])
 
 
 def _cells(line: Line) -> tuple[str, ...]:

@@ -91,8 +91,7 @@ def _beside(left: Iterator[Raw], left_size: int, right: Iterator[Raw], right_siz
 def _add(result: Distance, squares: list[float], one: Raw, left: Dtype, other: Raw, right: Dtype) -> None:
     result.elements += len(one) // left.itemsize
     if left == right and np.array_equal(one, other):
-        if np.isfinite(squares[1]):
-            squares[1] += _sum_of_squares(numbers(one, left))
+        squares[1] += _sum_of_squares(numbers(one, left))
         return
     x, y = numbers(one, left), numbers(other, right)
     with np.errstate(all="ignore"):

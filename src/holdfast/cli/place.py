@@ -111,7 +111,10 @@ def existing_directory(text: str) -> str:
     Raises:
         Unavailable: it is not there, or is no directory.  UsageError: not a local path.
     """
-    path = str(parse(text).path).removeprefix("file://")
+    address = parse(text)
+    path = str(address.path).removeprefix("file://")
+    if address.format is not None or text.endswith(f"@{address.at}"):
+        raise UsageError(f"{text} is not a directory: give a run without @STEP, or any directory")
     if "://" in path:
         raise UsageError(f"{path} is not a directory of this machine; doctor looks at directories")
     if not os.path.isdir(path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 
@@ -77,6 +77,6 @@ def _walk(group: _Group, level: int, depth: int | None) -> Iterator[Line]:
                 yield from _walk(below, level + 1, depth)
 
 
-def _natural(name: str) -> Sequence[tuple[int, str]]:
+def _natural(name: str) -> list[tuple[int, str]]:
     """Numbers in a name count as numbers: layer 2 comes before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name) if part]

@@ -30,6 +30,8 @@ class Report:
     records: list[Damage] = dataclasses.field(default_factory=list)
     """Damaged records: those of the run, and commit records."""
     steps: list[Checked] = dataclasses.field(default_factory=list)
+    is_foreign: bool = False
+    """Whether it is a checkpoint of others, which has one step, 0, and no digests."""
 
     @property
     def is_intact(self) -> bool:
@@ -101,7 +103,7 @@ def _check(place: Place, step: Step, line: str | None, advance: Advance) -> Chec
 
 
 def _check_foreign(address: str, advance: Advance) -> Report:
-    report = Report(address)
+    report = Report(address, is_foreign=True)
     found = Checked(0, 0, None)
     try:
         with open_address(address) as checkpoint:
@@ -132,10 +134,11 @@ def _tell(report: Report) -> None:
     for damage in report.records:
         print(f"damaged: {_text(damage)}")
     for step in report.steps:
-        print(f"step {step.step}{' (abandoned)' if step.line == 'abandoned' else ''}: {_verdict(step)}")
+        which = report.address if report.is_foreign else f"step {step.step}"
+        print(f"{which}{' (abandoned)' if step.line == 'abandoned' else ''}: {_verdict(step)}")
         for damage in step.damages:
             print(f"  {_text(damage)}")
-    if report.is_intact:
+    if report.is_intact or report.is_foreign:
         return
     newest = _newest_intact(report)
     if newest is None:

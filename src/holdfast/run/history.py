@@ -17,6 +17,8 @@ from ..store.base import Store
 from .identity import is_gone, this_process
 
 RUN_FILE = "holdfast.json"
+HOLD = "hold-"
+"""How the names of holds begin, among the pins."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Snapshot:
     undecided: list[str]
     """Step directories without a commit record, or with one that says aborted."""
     damaged: dict[str, HoldfastError]
-    """Step directories whose commit record cannot be read."""
+    """What cannot be read, by path: step directories whose commit record is damaged, pins, notes."""
 
     @property
     def lineage(self) -> list[Step]:
@@ -106,10 +108,10 @@ class History:
         names = [n.removesuffix("/") for n in self.store.list("steps")]
         attempts = self.attempts()
         bounds = lineage_bounds(attempts)
-        pins, notes = self._pins(), self._notes()
+        damaged: dict[str, HoldfastError] = {}
+        pins, notes = self._pins(damaged), self._notes(damaged)
         steps: dict[tuple[int, int], Step] = {}
         undecided: list[str] = []
-        damaged: dict[str, HoldfastError] = {}
         for name in names:
             parsed, path = parse_step_dir(name), f"steps/{name}"
             if parsed is None:
@@ -180,26 +182,46 @@ class History:
             self._commits[name] = record
         return self._commits[name]
 
-    def _pins(self) -> dict[StepRef, list[str]]:
+    def _pins(self, damaged: dict[str, HoldfastError]) -> dict[StepRef, list[str]]:
         found: dict[StepRef, list[str]] = {}
-        for pin in live_pins(self.store):
+        for pin in live_pins(self.store, damaged):
             if pin.expires is None:
                 found.setdefault(StepRef(pin.step, pin.attempt), []).append(pin.name)
         return found
 
-    def _notes(self) -> dict[StepRef, list[Note]]:
+    def _notes(self, damaged: dict[str, HoldfastError]) -> dict[StepRef, list[Note]]:
+        notes = []
+        for name in self.store.list("notes"):
+            try:
+                notes.append(read_record(self.store, f"notes/{name}", Note))
+            except Corrupt as error:
+                damaged[f"notes/{name}"] = error
         found: dict[StepRef, list[Note]] = {}
-        notes = [read_record(self.store, f"notes/{n}", Note) for n in self.store.list("notes")]
         for note in sorted((n for n in notes if n is not None), key=lambda n: n.created):
             found.setdefault(StepRef(note.step, note.attempt), []).append(note)
         return found
 
 
-def live_pins(store: Store) -> list[Pin]:
-    """Pins, and holds whose process may still live."""
-    pins = [read_record(store, f"pins/{name}", Pin) for name in store.list("pins")]
-    now = time.time()
-    return [p for p in pins if p is not None and (p.expires is None or (p.expires > now and not is_gone(p.by)))]
+def live_pins(store: Store, damaged: dict[str, HoldfastError] | None = None) -> list[Pin]:
+    """Pins, and holds whose process may still live.
+
+    Args:
+        damaged: takes the pins that cannot be read; without it they are raised. A damaged hold is left of a power cut, which
+            no holder survives.
+    """
+    found = []
+    for name in store.list("pins"):
+        try:
+            pin = read_record(store, f"pins/{name}", Pin)
+        except Corrupt as error:
+            if not name.startswith(HOLD):
+                if damaged is None:
+                    raise
+                damaged[f"pins/{name}"] = error
+            continue
+        if pin is not None and (pin.expires is None or (pin.expires > time.time() and not is_gone(pin.by))):
+            found.append(pin)
+    return found
 
 
 def read_record(store: Store, path: str, kind: type[R]) -> R | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from ..errors import Corrupt, NoCheckpoint, Refused
 from ..format.records import Intent, Note, Pin, StepRef, Tombstone, seal
 from ..store.base import Store
-from .history import read_record
+from .history import HOLD, read_record
 from .identity import is_gone, this_process
 
 INTENT_SECONDS = 6 * 3600.0
@@ -74,7 +74,7 @@ def clear_marks(store: Store) -> None:
             try:
                 record = read_record(store, path, kind)
             except Corrupt:
-                if kind is not Pin:  # left of a power cut, which no writer of a mark survives
+                if kind is not Pin or name.startswith(HOLD):  # left of a power cut, which no writer of a mark survives
                     store.delete(path)
                 continue
             is_pin = isinstance(record, Pin) and record.expires is None
@@ -85,7 +85,7 @@ def clear_marks(store: Store) -> None:
 @contextlib.contextmanager
 def hold(store: Store, ref: StepRef) -> Iterator[Pin]:
     """Keep pruning from removing the step while the block runs; ends by itself if this process dies."""
-    name = f"hold-{secrets.token_hex(6)}"
+    name = f"{HOLD}{secrets.token_hex(6)}"
     now = time.time()
     record = Pin(
         name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process()
@@ -117,7 +117,7 @@ def pin(store: Store, ref: StepRef, name: str) -> None:
 
 
 def check_pin_name(name: str) -> None:
-    if not _PIN_NAME.match(name) or name in _RESERVED or name.startswith("hold-"):
+    if not _PIN_NAME.match(name) or name in _RESERVED or name.startswith(HOLD):
         raise Refused(
             f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best"
         )

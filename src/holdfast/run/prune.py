@@ -56,11 +56,15 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
         undecided = {path for path in undecided if path.partition("-r")[0] not in writing}
         wanted = {step.path for step in victims if step.ref not in busy}
         gone = [step for step in snapshot.steps if step.path in wanted]
-        for step in gone:
-            store.delete(f"{step.path}/commit.json", sync=True)
+        if gone:  # what survives must be on the disk before anything goes: its writer may have been killed before it synced
+            store.sync("attempts")
+            store.sync(max((s for s in snapshot.lineage if s not in gone), key=lambda s: s.step, default=gone[0]).path)
+        doomed = sorted({step.path for step in gone} | undecided)
+        for path in doomed:  # undecided ones too: their record may be gone only from the cache of a process that was killed
+            store.delete(f"{path}/commit.json", sync=True)
         remaining = [s.path for s in snapshot.steps if s.path not in wanted] + list(snapshot.damaged)
         needed = _needed(store, remaining, {s.path: s for s in snapshot.steps})
-        freed = sum(_sweep(store, path, needed, recycle_bytes) for path in sorted({s.path for s in gone} | undecided))
+        freed = sum(_sweep(store, path, needed, recycle_bytes) for path in doomed)
     finally:
         for step in victims:
             unbury(store, step.ref)

@@ -91,4 +91,5 @@ def write_step(
     finally:
         if not is_decided:
             with contextlib.suppress(Exception):
+                store.delete(f"{folder}/commit.json", sync=True)  # it may be there, if only making it durable failed
                 store.delete_dir(folder)

@@ -93,7 +93,11 @@ class Store(Protocol):
     def size(self, path: str) -> int: ...
 
     def delete(self, path: str, sync: bool = False) -> None:
-        """Remove a file; missing is no error. `sync`: durable on return."""
+        """Remove a file; missing is no error. `sync`: that it is gone is durable on return."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Make the names in a directory durable, whoever created or removed them. Missing is no error."""
         ...
 
     def delete_dir(self, path: str) -> None:

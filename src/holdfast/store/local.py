@@ -143,12 +143,14 @@ class LocalStore:
 
     def delete(self, path: str, sync: bool = False) -> None:
         with _translated("delete", self._at(path)):
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 posix.unlink(self._at(path))
-            except FileNotFoundError:
-                return
-            if sync:
-                self._sync_dir(os.path.dirname(self._at(path)))
+        if sync:  # also where it was missing: whoever removed it may have died before this
+            self.sync(os.path.dirname(path))
+
+    def sync(self, path: str) -> None:
+        with _translated("sync", self._at(path)), contextlib.suppress(FileNotFoundError):
+            self._sync_dir(self._at(path))
 
     def delete_dir(self, path: str) -> None:
         folder = self._at(path)

@@ -62,6 +62,9 @@ class MemoryStore:
         with self._lock:
             self._files.pop(path, None)
 
+    def sync(self, path: str) -> None:
+        """Nothing here is durable."""
+
     def delete_dir(self, path: str) -> None:
         with self._lock:
             for name in [n for n in self._files if n.startswith(f"{path}/")]:

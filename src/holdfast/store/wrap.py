@@ -60,6 +60,9 @@ class Wrapped:
     def delete(self, path: str, sync: bool = False) -> None:
         self.call("delete", path, lambda: self.inner.delete(path, sync))
 
+    def sync(self, path: str) -> None:
+        self.call("sync", path, lambda: self.inner.sync(path))
+
     def delete_dir(self, path: str) -> None:
         self.call("delete_dir", path, lambda: self.inner.delete_dir(path))
 
