@@ -10,6 +10,7 @@ from .address import Address, find, parse, store_of
 from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused
 from .loading.checkpoint import Checkpoint, open_step
 from .loading.ledger import Ledger
+from .patterns import as_list
 from .run.history import History, Step
 from .runs import plain_metrics
 from .store.base import Store
@@ -187,8 +188,9 @@ def restore(
     from .loading.match import Wishes
     from .state import State
 
-    wishes = Wishes.of(select, exclude, waive, rename, cast, live)
     with open_checkpoint(address, step=step) as checkpoint:
+        foreign = ["rng.*"] if checkpoint.commit.kind == "virtual" else []
+        wishes = Wishes.of(select, [*as_list(exclude), *foreign], waive, rename, cast, live)
         return restore_from(checkpoint, State.of(state), wishes, all_roles=False, stage=stage)
 
 
@@ -199,7 +201,7 @@ def restore_from(checkpoint: Checkpoint, state: Any, wishes: Any, *, all_roles: 
     from .loading.rates import keep_live_rates
     from .loading.reading import first_damage
 
-    live = state.live()
+    live = state.live(to_fill=True)
     matched = match(checkpoint, live, wishes, all_roles)
     if stage and (damages := check_bytes(checkpoint, matched.fills)):
         raise first_damage(damages, checkpoint.store.url, checkpoint.step)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from .address import find, parse
+from .address import find
 from .api import Handle, open_and_lock, open_checkpoint, restore_from, save_state
 from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
 from .loading.ledger import Ledger
@@ -216,14 +216,10 @@ class Checkpointer:
     def _begin_fresh(self) -> None:
         if self._init is not None:
             init = self._init
-            wishes = Wishes.of(init.select, (), init.waive, init.rename, init.cast)
-            with open_checkpoint(
-                parse(init.source).path if not isinstance(init.source, str) else init.source
-            ) as checkpoint:
-                roles = set(checkpoint.commit.roles)
-                wishes = Wishes.of(
-                    init.select or [f"{r}.*" for r in roles] + sorted(roles), (), init.waive, init.rename, init.cast
-                )
+            with open_checkpoint(init.source) as checkpoint:
+                roles = sorted(checkpoint.commit.roles)
+                select = init.select or [*roles, *(f"{role}.*" for role in roles)]
+                wishes = Wishes.of(select, (), init.waive, init.rename, init.cast)
                 self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=False)
         self._open(Session(self.run.store, libraries()))
         self._step = self._saved_step = 0

@@ -48,6 +48,8 @@ class Live:
     roles: dict[str, str] = field(default_factory=dict)
     subtrees: dict[Path, Callable[[Any], None]] = field(default_factory=dict)
     """Paths below which an object gets back the tree it gave, whatever its live one looks like now."""
+    required: set[Path] = field(default_factory=set)
+    """Those of the subtrees that must be stored."""
     allocators: list[Callable[[Path, torch.dtype, tuple[int, ...]], torch.Tensor | None]] = field(default_factory=list)
     """Make what the live side lacks (moments before the first step), or None where the path is not theirs."""
     placers: list[Callable[[Path, Any], bool]] = field(default_factory=list)

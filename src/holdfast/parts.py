@@ -23,13 +23,14 @@ _PRIVATE_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_m
 _EXTRA = "_extra_state"
 
 
-def add_part(live: Live, role: str, part: Any, holder: Any, number: int, owners: dict[int, str]) -> int:
+def add_part(live: Live, role: str, part: Any, holder: Any, number: int, owners: dict[int, str], *, to_fill: bool = False) -> int:
     """Add one part of a role; returns how many parameter groups it took.
 
     Args:
         holder: the container that `part` is held in under `role`, where a plain value can be replaced; else None.
         number: parameter groups that earlier parts of this role took.
         owners: logical names of parameters by `id`.
+        to_fill: the state is about to be loaded: objects are not asked for theirs, which makes a data loader start workers.
     """
     if isinstance(part, torch.nn.Module):
         live.roles[role] = "module"
@@ -43,7 +44,7 @@ def add_part(live: Live, role: str, part: Any, holder: Any, number: int, owners:
         live.tensors[role] = LiveTensor(role, (role,), role, part.get_state(), put=_generator_setter(part))
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         live.roles[role] = "object"
-        _add_object(live, role, part)
+        _add_object(live, role, part, to_fill)
     elif holder is None and not isinstance(part, (torch.Tensor, np.ndarray, dict, list)):
         raise Unsupported(
             f"the role {role} is a {type(part).__qualname__}: give a module, an optimizer, an object with state_dict and "
@@ -72,6 +73,7 @@ def _add_module(live: Live, role: str, module: torch.nn.Module) -> None:
         name = _join(clean[path], attribute) if path in clean else _drop_private(key)
         if attribute == _EXTRA:
             live.subtrees[role, name] = module.get_submodule(path).set_extra_state
+            live.required.add((role, name))
             live.add_tree(value, (role, name), role)
         elif isinstance(value, torch.Tensor):
             live.add_leaf(Leaf((role, name), value), role)
@@ -183,9 +185,11 @@ def _moment_placer(
     return place
 
 
-def _add_object(live: Live, role: str, part: Any) -> None:
-    live.add_tree(part.state_dict(), (role,), role)
+def _add_object(live: Live, role: str, part: Any, to_fill: bool) -> None:
+    if not to_fill:
+        live.add_tree(part.state_dict(), (role,), role)
     live.subtrees[(role,)] = part.load_state_dict
+    live.required.add((role,))
 
 
 def _add_container(live: Live, role: str, part: Any, holder: Any) -> None:

@@ -62,8 +62,12 @@ class State:
             pairs += [(role, part) for part in (value if is_united else [value]) if part is not None]
         return pairs
 
-    def live(self) -> Live:
-        """The state as it is now: live tensors, not copies."""
+    def live(self, *, to_fill: bool = False) -> Live:
+        """The state as it is now: live tensors, not copies.
+
+        Args:
+            to_fill: it is about to be loaded: objects are not asked for their state.
+        """
         live = Live()
         owners: dict[int, str] = {}
         for role, part in self.parts:
@@ -73,7 +77,8 @@ class State:
         for role, part in self.parts:
             is_whole = self._roles.get(role) is part
             holder = self._roles if self._values_in_place and is_whole else None
-            groups[role] = groups.get(role, 0) + add_part(live, role, part, holder, groups.get(role, 0), owners)
+            taken = groups.get(role, 0)
+            groups[role] = taken + add_part(live, role, part, holder, taken, owners, to_fill=to_fill)
         if self._rng and "rng" not in self._roles:
             add_random_generators(live)
         return live

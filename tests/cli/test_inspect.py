@@ -38,7 +38,12 @@ def test_json_has_every_tensor_and_value_and_who_wrote_them(command, run: Path) 
         "model.layer.2": ("float32", [3, 4], 48),
     }
     assert {v["name"]: v["value"] for v in found["values"]} == {"progress.samples": 160, "progress.name": "naïve"}
-    assert len(found["files"]) == 2
+
+
+def test_it_names_the_files_that_the_bytes_lie_in(command, run: Path) -> None:
+    files = command("inspect", run, "--json").json["files"]
+    assert sorted(file["path"].split("/")[1] for file in files) == ["0000000010-a0001", "0000000030-a0001"]
+    assert all((run / file["path"]).stat().st_size == file["bytes"] for file in files)
 
 
 def test_tied_tensors_name_each_other_and_count_once(command, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_after_damage_it_names_the_newest_step_that_is_intact(command, run: Path
 
 
 def test_what_several_steps_share_is_damaged_in_all_of_them(command, run: Path, flip) -> None:
-    flip(run, 10, at=4096)
+    flip(run, 10, at=4096 + 12 * 4 + 10)
     ended = command("verify", run)
     assert ended.code == 4
     assert ended.out.count("model.frozen: bytes") == 3

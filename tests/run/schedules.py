@@ -12,11 +12,11 @@ import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import holdfast
 from holdfast.store.base import Store
-from holdfast.testing.faults import Actor
+from holdfast.testing import faults
 
 END = 1 << 30
 AT_MOST = 3
@@ -24,8 +24,22 @@ AT_MOST = 3
 Operation = tuple[str, str]
 Schedule = tuple[tuple[str, int], ...]
 Make = Callable[[Store], Callable[[], Any]]
+IS_SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
 _CHANGES = {"create", "write", "write_at", "finish", "delete", "delete_dir", "retire"}
-_READY = ("ready", "")
+_READY = ("list", ".ready")
+
+
+class Actor(Protocol):
+    """What a schedule needs of an actor: `holdfast.testing.faults.Actor`, or one in another process."""
+
+    operations: list[Operation]
+    result: Any
+    error: BaseException | None
+    is_done: bool
+
+    def advance(self, to: float = END) -> int: ...
+
+    def stop(self) -> None: ...
 
 
 @dataclass
@@ -64,21 +78,24 @@ class Scenario:
     actors: Mapping[str, Make]
     judge: Callable[[Store, Mapping[str, Actor]], list[str]]
     """One line for each promise that was broken, once all have ended."""
+    hire: Callable[[Store, str, Make], Actor] = lambda store, name, make: faults.Actor(store, in_two_parts(make))
+    leads: dict[str, int] = field(default_factory=dict)
+    """How many operations it takes each actor to make ready, where that is known already."""
 
     def run(self, schedule: Schedule) -> Outcome:
         """Bring everybody to the end in this order, and judge."""
         store = self.begin()
-        actors = {name: Actor(store, _whole(make)) for name, make in self.actors.items()}
+        actors = {name: self.hire(store, name, make) for name, make in self.actors.items()}
         try:
-            lead = {name: _make_ready(actor) for name, actor in actors.items()}
+            for name, actor in actors.items():
+                self.leads[name] = _make_ready(actor, self.leads.get(name, 0))
             for name, stop in (*schedule, *((name, END) for name in actors)):
-                actors[name].advance(lead[name] + stop)
+                actors[name].advance(self.leads[name] + stop)
         finally:
             for actor in actors.values():
                 actor.stop()
-        broken = [f"{n} raised {a.error!r}" for n, a in actors.items() if a.error and not isinstance(a.error, holdfast.HoldfastError)]
-        broken += self.judge(store, actors)
-        return Outcome(broken, {name: actor.operations[lead[name] :] for name, actor in actors.items()})
+        logs = {name: actor.operations[self.leads[name] :] for name, actor in actors.items()}
+        return Outcome(_unclean(actors) + self.judge(store, actors), logs)
 
     def try_all(self, schedules: Iterable[Schedule]) -> Findings:
         """Run these schedules; stops when a few were broken."""
@@ -89,39 +106,62 @@ class Scenario:
                 break
         return found
 
-    def explore(self, one: str, other: str) -> Findings:
-        """Every schedule that switches at most twice: `one` to any point, `other` to any point, `one` on, `other` on."""
+    def explore(self, one: str, other: str, at_most: int = 250, seed: int = 1) -> Findings:
+        """Every schedule of this form: `one` to any point, `other` to any point, `one` to its end, `other` to its end.
+
+        Args:
+            at_most: with more than so many, a sample by `seed`; all where HOLDFAST_SOAK is set.
+        """
         found = Findings()
-        for i in itertools.count():
-            whole: Schedule = ((one, i), (other, END), (one, END))
-            outcome = found.add(whole, self.run(whole))
-            following = outcome.logs[one][i : i + 1]
-            rest: list[Operation] | None = None
-            for j in range(len(outcome.logs[other])):
-                is_later = i + 1 <= len(outcome.logs[one]) and not sees(following, outcome.logs[other][:j])
-                is_earlier = rest is not None and not sees([outcome.logs[other][j - 1]], rest)
-                if is_later or is_earlier:
-                    rest = rest if is_earlier else None
-                    continue
-                switched: Schedule = ((one, i), (other, j), (one, END), (other, END))
-                rest = found.add(switched, self.run(switched)).logs[one][i:]
-                if len(found.broken) >= AT_MOST:
+        points = list(range(self.length(one) + 1))
+        random.Random(seed).shuffle(points)
+        for i in points:
+            for _ in self._from(i, one, other, found):
+                if len(found.broken) >= AT_MOST or (found.count >= at_most and not IS_SOAK):
                     return found
-            if not following:
-                return found
-        raise AssertionError("unreachable")
+        return found
+
+    def _from(self, i: int, one: str, other: str, found: Findings) -> Iterator[None]:
+        whole: Schedule = ((one, i), (other, END), (one, END))
+        outcome = found.add(whole, self.run(whole))
+        yield
+        following, log = outcome.logs[one][i : i + 1], outcome.logs[other]
+        rest: list[Operation] | None = None
+        for j in range(len(log)):
+            is_as_one_later = bool(following) and not sees(following, log[:j])
+            is_as_other_earlier = rest is not None and not sees([log[j - 1]], rest)
+            if is_as_one_later or is_as_other_earlier:
+                rest = rest if is_as_other_earlier else None
+                continue
+            switched: Schedule = ((one, i), (other, j), (one, END), (other, END))
+            rest = found.add(switched, self.run(switched)).logs[one][i:]
+            yield
+
+    def length(self, name: str) -> int:
+        """How many operations an actor does when nobody comes between."""
+        return len(self.run(((name, END),)).logs[name])
+
+    def double_switches(self, one: str, other: str) -> Iterator[Schedule]:
+        """What `explore` runs, without leaving any out."""
+        for i, j in itertools.product(range(self.length(one) + 1), range(self.length(other) + 1)):
+            yield ((one, i), (other, j), (one, END), (other, END))
 
     def triples(self, one: str, other: str, third: str) -> Iterator[Schedule]:
         """The first to any point, the second to any point, the third wholly, the second on, the first on."""
-        lengths = {name: len(self.run(((name, END),)).logs[name]) for name in (one, other)}
-        for i, j in itertools.product(range(lengths[one]), range(lengths[other])):
+        for i, j in itertools.product(range(self.length(one)), range(self.length(other))):
             yield ((one, i), (other, j), (third, END), (other, END), (one, END))
+
+
+def _unclean(actors: Mapping[str, Actor]) -> list[str]:
+    """Errors that no user should see: none is damaged here, and what is pruned is no checkpoint."""
+    is_unclean = (a.error and (isinstance(a.error, holdfast.Corrupt) or not isinstance(a.error, holdfast.HoldfastError)) for a in actors.values())
+    return [f"{name} raised {actors[name].error!r}" for name, bad in zip(actors, is_unclean, strict=True) if bad]
 
 
 def sample(schedules: Iterator[Schedule], count: int, seed: int = 1) -> list[Schedule]:
     """So many of the schedules, chosen by `seed`; all where HOLDFAST_SOAK is set."""
     every = list(schedules)
-    return every if len(every) <= count or os.environ.get("HOLDFAST_SOAK") else random.Random(seed).sample(every, count)
+    return every if len(every) <= count or IS_SOAK else random.Random(seed).sample(every, count)
 
 
 def sees(some: Iterable[Operation], others: Iterable[Operation]) -> bool:
@@ -142,18 +182,20 @@ def shown(schedule: Schedule) -> str:
     return ", ".join(f"{name} to {'its end' if stop >= END else stop}" for name, stop in schedule)
 
 
-def _make_ready(actor: Actor) -> int:
-    """Let an actor make ready; returns how many operations that took."""
-    actor.advance(0)
+def _make_ready(actor: Actor, known: int) -> int:
+    """Let an actor make ready, which takes at least `known` operations; returns how many it took."""
+    actor.advance(known)
     while not actor.is_done and _READY not in actor.operations:
         actor.advance(len(actor.operations) + 1)
     return len(actor.operations)
 
 
-def _whole(make: Make) -> Callable[[Store], Any]:
+def in_two_parts(make: Make) -> Callable[[Store], Any]:
+    """What an actor does, with a mark between its parts."""
+
     def do(store: Store) -> Any:
         act = make(store)
-        store._before(*_READY)  # type: ignore[attr-defined]
+        store.list(_READY[1])
         return act()
 
     return do

@@ -171,12 +171,14 @@ def _tell(result: dict[str, Any], depth: int | None) -> None:
         if text:
             print(f"  {name:<9}  {text}")
     leaves = {t["name"]: _tensor_leaf(t) for t in result["tensors"]}
-    leaves |= {v["name"]: Leaf((short(value_text(v["name"], v["value"])), "", "", "")) for v in result["values"]}
+    is_alone = len(result["values"]) == 1 and not leaves
+    for value in result["values"]:
+        text = value_text(value["name"], value["value"])
+        leaves[value["name"]] = Leaf((text if is_alone else short(text), "", "", ""))
     if leaves:
         print()
-        print_table(
-            ("name", "dtype or value", "shape", "size", ""), [_cells(line) for line in lines(leaves, depth)], right=("size",)
-        )
+        rows = [_cells(line) for line in lines(leaves, depth)]
+        print_table(("name", "dtype or value", "shape", "size", ""), rows, right=("size",))
 
 
 def _writer_text(writer: dict[str, Any] | None) -> str:

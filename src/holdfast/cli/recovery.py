@@ -43,7 +43,8 @@ def outlook(place: Place, is_quick: bool, advance: Advance) -> Outlook:
     except Corrupt as error:
         advice = f"the history cannot be read ({error}); `holdfast verify {place.store.url}` tells which steps are intact"
         return Outlook((*findings, Finding("recovery", FAILED, advice, exit_code=CORRUPT)), None, None, 0)
-    findings += [Finding("records", FAILED, str(e), {"file": path}, CORRUPT) for path, e in snapshot.damaged.items()]
+    commits = {path: error for path, error in snapshot.damaged.items() if path.startswith("steps/")}
+    findings += [Finding("records", FAILED, str(e), {"file": path}, CORRUPT) for path, e in commits.items()]
     recycled = _recycled_bytes(place)
     intact, recovery = _recovery(place, snapshot, is_quick, advance)
     findings += [recovery, *_writer(snapshot), *_leftovers(place, snapshot, recycled)]

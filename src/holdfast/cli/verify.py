@@ -67,7 +67,8 @@ def check_run(place: Place, advance: Advance, all_lines: bool = False) -> Report
     steps: list[tuple[Step, str | None]] = []
     try:
         snapshot = place.history.look()
-        report.records += [as_damage(f"{path}/commit.json", error) for path, error in snapshot.damaged.items()]
+        commits = {path: error for path, error in snapshot.damaged.items() if path.startswith("steps/")}
+        report.records += [as_damage(f"{path}/commit.json", error) for path, error in commits.items()]
         wanted = snapshot.steps if all_lines else snapshot.lineage
         steps = [(step, "abandoned" if step.is_abandoned else "lineage") for step in wanted]
     except Corrupt:

@@ -20,8 +20,8 @@ class Shape:
     vocabulary: int = 256
     context: int = 64
     """The longest sequence, in tokens."""
-    width: int = 192
-    heads: int = 6
+    width: int = 160
+    heads: int = 5
     layers: int = 4
     dropout: float = 0.1
 

@@ -110,17 +110,12 @@ def match(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool) -
     _match_tensors(stored, live, wishes, result, problems)
     _match_values(stored, live, wishes, result, problems)
     _match_aliases(checkpoint, result, problems)
-    for subtree in live.subtrees:
-        if subtree not in result.subtrees and wishes.wants(dotted(subtree)) and _has_below(live, subtree):
+    for subtree in live.required - set(result.subtrees):
+        if wishes.wants(dotted(subtree)):
             problems[dotted(subtree)] = "missing: it is live, but nothing of it is stored"
             result.ledger.missing.append(dotted(subtree))
     _raise_unless_waived(problems, wishes, result.ledger, checkpoint)
     return result
-
-
-def _has_below(live: Live, subtree: Path) -> bool:
-    paths = [item.path for item in live.tensors.values()] + [item.path for item in live.values.values()]
-    return any(_is_below(path, subtree) for path in paths)
 
 
 def _stored(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool, ledger: Ledger) -> _Stored:

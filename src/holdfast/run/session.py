@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import HoldfastError, Refused, Superseded
+from ..errors import Deadline, HoldfastError, Refused, Superseded
 from ..format.index import Index
 from ..format.records import Commit, StepRef
 from ..store.base import Store
@@ -19,7 +19,7 @@ from .base import Base
 from .contents import Contents
 from .decide import read_part
 from .history import History, Step, claim_attempt, create_run, newest
-from .marks import intent, is_buried
+from .marks import INTENT_SECONDS, intent, is_buried
 from .write import Written, write_step
 
 
@@ -87,12 +87,12 @@ class Session:
             decision="committed", run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
             metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin,
         )  # fmt: skip
-        with intent(self.store, step, self.attempt, parents):
+        with intent(self.store, step, self.attempt, parents) as mark:
             for base_ref in (parent if refer else None, None):
                 base = self._base(base_ref) if base_ref else None
                 if base_ref and base is None:
                     continue
-                committed = self._try(contents, record, base, recycle)
+                committed = self._try(contents, record, base, recycle, mark.expires)
                 if committed is not None:
                     break
         assert committed is not None
@@ -111,13 +111,15 @@ class Session:
                 newer=newer,
             )
 
-    def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool) -> Step | None:
+    def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool, expires: float) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
 
         def may_commit(found: Commit, needed: set[str]) -> bool:
             if any(is_buried(self.store, r) for r in found.references) or not all(map(self._is_there, needed)):
                 return False
             self.check_newest()
+            if time.time() >= expires:
+                raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up before its commit")
             return True
 
         layout = self._written.layout if base and self._written else None
@@ -141,7 +143,10 @@ class Session:
             return None
 
     def _references_of(self, ref: StepRef) -> Sequence[StepRef]:
-        found = self.history.committed(ref)
+        try:
+            found = self.history.committed(ref)
+        except HoldfastError:
+            return []  # it will not be referred to either: see `_base`
         return found.commit.references if found else []
 
     def _is_there(self, path: str) -> bool:

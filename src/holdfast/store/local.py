@@ -142,9 +142,8 @@ class LocalStore:
             return writer
 
     def delete(self, path: str, sync: bool = False) -> None:
-        with _translated("delete", self._at(path)):
-            with contextlib.suppress(FileNotFoundError):
-                posix.unlink(self._at(path))
+        with _translated("delete", self._at(path)), contextlib.suppress(FileNotFoundError):
+            posix.unlink(self._at(path))
         if sync:  # also where it was missing: whoever removed it may have died before this
             self.sync(os.path.dirname(path))
 
