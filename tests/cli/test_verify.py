@@ -94,7 +94,8 @@ def test_abandoned_steps_are_read_when_asked_for(command, run: Path, flip) -> No
     assert command("verify", run).code == 0
     ended = command("verify", run, "--all", "--json")
     assert ended.code == 4
-    assert [(s["step"], s["line"], s["intact"]) for s in ended.json["steps"]][0] == (30, "abandoned", False)
+    newest = ended.json["steps"][0]
+    assert (newest["step"], newest["line"], newest["intact"]) == (30, "abandoned", False)
     assert ended.json["newest_intact"] == 20
 
 

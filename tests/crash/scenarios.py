@@ -102,11 +102,14 @@ class Stage:
                 return
             raise AssertionError("the disk was full and the save did not fail")
 
-    def save_whose_commit_fails(self, step: int, content: int, run: str = RUN) -> None:
-        """A save whose commit record got its name, but the fsync of that name failed: it may be there or not."""
+    def save_whose_commit_fails(self, step: int, content: int, times: int, run: str = RUN) -> None:
+        """A save whose commit record got its name, but the fsync of that name failed: it may be there or not.
+
+        The fsyncs after it fail as well, until so many have failed.
+        """
         after = self.facts[run].saved(Version(step, content))
         self._announce(f"save {step}, whose commit fails", {run: between(self.facts[run], after)})
-        with failing_fsync(after="commit.json"):
+        with failing_fsync("commit.json", times):
             try:
                 holdfast.save(self.root / run, contents(content), step)
             except holdfast.HoldfastError:
@@ -115,17 +118,19 @@ class Stage:
 
 
 @contextlib.contextmanager
-def failing_fsync(after: str) -> Iterator[None]:
-    """The first fsync after a file has got the name `after` fails with EIO, and so do all others."""
-    real_link, real_fsync, is_named = posix.link, posix.fsync, False
+def failing_fsync(name: str, times: int) -> Iterator[None]:
+    """Once a file has got this name, the next `times` fsyncs fail with EIO."""
+    real_link, real_fsync, left = posix.link, posix.fsync, 0
 
     def link(source: str, target: str) -> None:
-        nonlocal is_named
+        nonlocal left
         real_link(source, target)
-        is_named = is_named or os.path.basename(target) == after
+        left = times if os.path.basename(target) == name else left
 
     def fsync(fd: int) -> None:
-        if is_named:
+        nonlocal left
+        if left:
+            left -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real_fsync(fd)
 
@@ -277,7 +282,13 @@ def save_that_fails_and_cleans_up(stage: Stage) -> None:
 def save_whose_commit_fails(stage: Stage) -> None:
     stage.save(1, 101)
     with stage.recorded():
-        stage.save_whose_commit_fails(2, 201)
+        stage.save_whose_commit_fails(2, 201, times=1000)
+
+
+def save_whose_commit_fails_once(stage: Stage) -> None:
+    stage.save(1, 101)
+    with stage.recorded():
+        stage.save_whose_commit_fails(2, 201, times=1)
 
 
 def checkpointer_that_saves_prunes_and_recycles(stage: Stage) -> None:
@@ -329,6 +340,7 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         copy_into_a_run_that_has_steps,
         save_that_fails_and_cleans_up,
         save_whose_commit_fails,
+        save_whose_commit_fails_once,
         hold_while_saving,
         checkpointer_that_saves_prunes_and_recycles,
         prune_to_weights,

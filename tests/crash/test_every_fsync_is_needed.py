@@ -57,7 +57,7 @@ def fsyncs(recording: Recording) -> Iterator[Fsync]:
 
 def with_sequels(recordings: dict[str, Recording], directory: Path) -> Iterator[tuple[str, Recording]]:
     """What another process does after a kill, for some fsyncs are there for that."""
-    for name in ("save_after_another", "prune_to_the_last"):
+    for name in ("save_after_another", "prune_to_the_last", "rollback_then_save"):
         (directory / name).mkdir(parents=True)
         for killed_at, recording in sequels(recordings[name], prune, directory / name / RUN):
             yield f"{name}, killed before operation {killed_at}, and another prunes", recording
@@ -65,8 +65,12 @@ def with_sequels(recordings: dict[str, Recording], directory: Path) -> Iterator[
 
 def first_loss(recording: Recording, place: Place, judge: Judge) -> str | None:
     """What is lost in the first crash state that loses something because the fsyncs of this place are left out."""
+    gone_on = -1
     for crash in crashes_without(recording, lambda fsync: Place.of(fsync) == place):
-        broken = judge.verdict(recording, crash) or judge.go_on(recording, crash)
+        broken = judge.verdict(recording, crash)
+        if not broken and gone_on != crash.prefix:  # once at each instant: it takes long
+            gone_on = crash.prefix
+            broken = judge.go_on(recording, crash)
         if broken:
             return f"after operation {crash.prefix}: {broken[0]}"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import shutil
 import struct
@@ -80,7 +81,8 @@ def make_run(path: Path, big: int = (9 << 20) // 8) -> dict[int, dict[str, Any]]
 
 
 def copy_of(run: Path, target: Path) -> Path:
-    shutil.copytree(run, target)
+    """A run of its own that shares its files with the original until they are replaced."""
+    shutil.copytree(run, target, copy_function=os.link)
     return target
 
 
@@ -93,7 +95,8 @@ class Kinds:
 
     @property
     def folder(self) -> Path:
-        return self.run / "steps" / f"{self.step:010d}-a0001"
+        (found,) = (self.run / "steps").glob(f"{self.step:010d}-a0001*")
+        return found
 
     def path(self, kind: str) -> Path:
         plain = {"run": self.run / "holdfast.json", "attempt": self.run / "attempts" / "0001.json", "commit": self.folder / "commit.json"}
@@ -113,14 +116,20 @@ class Kinds:
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-def flip(path: Path, bit: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[bit // 8] ^= 1 << bit % 8
+def put(path: Path, data: bytes | bytearray) -> None:
+    """Replace a file; whatever else is linked to the old one keeps it."""
+    path.unlink()
     path.write_bytes(data)
 
 
+def flip(path: Path, bit: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8] ^= 1 << bit % 8
+    put(path, data)
+
+
 def cut(path: Path, length: int) -> None:
-    path.write_bytes(path.read_bytes()[:length])
+    put(path, path.read_bytes()[:length])
 
 
 def seal(body: bytes) -> bytes:
@@ -134,7 +143,7 @@ def rewrite_record(path: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     edited = edit(record)
     record = record if edited is None else edited
     body = record if isinstance(record, bytes) else json.dumps(record, indent=2, ensure_ascii=False).encode()[: -len(b"\n}")]
-    path.write_bytes(seal(body))
+    put(path, seal(body))
 
 
 # --- an index that lies -----------------------------------------------------------------------------------------------
@@ -175,10 +184,10 @@ def write_columns(path: Path, columns: Columns, metadata: dict[str, Any]) -> Non
         at += len(raw.data)
     text = json.dumps(table).encode()
     text = text.ljust(-(-(len(text) + 8) // 4096) * 4096 - 8)
-    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+    put(path, struct.pack("<Q", len(text)) + text + b"".join(blobs))
 
 
-def rewrite_index(files: Kinds, edit: Callable[[Columns, dict[str, Any]], None], has_content: bool = True) -> None:
+def rewrite_index(files: Kinds, edit: Callable[[Columns, dict[str, Any]], Any], has_content: bool = True) -> None:
     """Edit the columns (and the metadata) of a step's index, and make every digest right: of the part, of the content, the seal."""
     path = files.path("index")
     columns, metadata = read_columns(path)
@@ -209,6 +218,12 @@ def table(columns: Columns, name: str) -> list[bytes]:
 def put_table(columns: Columns, name: str, texts: list[bytes]) -> None:
     columns[f"{name}.offsets"] = np.cumsum([0, *map(len, texts)]).astype(np.int64)
     columns[f"{name}.bytes"] = np.frombuffer(b"".join(texts), np.uint8)
+
+
+def spread(columns: Columns, name: str) -> list[list[int]]:
+    """A column of offsets and what it points into, `NAME.offsets` and `NAME`, as a list for each row."""
+    at, data = columns[f"{name}.offsets"].tolist(), columns[name].tolist()
+    return [data[a:b] for a, b in zip(at, at[1:], strict=False)]
 
 
 def row_of(columns: Columns, name: str) -> int:

@@ -251,9 +251,9 @@ def checkpoints(run: str) -> dict[tuple[int, int], str]:
     run_id = record("holdfast.json")["run"]
     attempts = {int(n[:-5]): record(f"attempts/{n}") for n in os.listdir(f"{run}/attempts")}
     found = {}
-    for name in os.listdir(f"{run}/steps"):
+    for name in sorted(os.listdir(f"{run}/steps")):
         if os.path.exists(f"{run}/steps/{name}/commit.json"):
             commit = record(f"steps/{name}/commit.json")
             if commit["decision"] == "committed" and commit["run"] == run_id and commit["kind"] == "full":
-                found[commit["step"], commit["attempt"]] = f"steps/{name}"
+                found.setdefault((commit["step"], commit["attempt"]), f"steps/{name}")
     return {ref: found[ref] for ref in lineage(attempts, list(found))}

@@ -67,7 +67,9 @@ def transposed(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.T
 
 def rolled(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """Dense, with the last dimension outermost in memory, as channels-last is."""
-    return random(dtype, (*shape[-1:], *shape[:-1]), seed).permute(*range(1, len(shape)), 0) if shape else random(dtype, shape, seed)
+    return (
+        random(dtype, (*shape[-1:], *shape[:-1]), seed).permute(*range(1, len(shape)), 0) if shape else random(dtype, shape, seed)
+    )
 
 
 def conjugated(dtype: torch.dtype, shape: tuple[int, ...], seed: int) -> torch.Tensor:

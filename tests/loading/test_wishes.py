@@ -93,7 +93,9 @@ def test_a_pattern_is_for_the_whole_name_and_a_star_matches_dots(tmp_path: Path)
     }
 
 
-def test_a_module_loads_what_was_saved_as_its_state_dict_and_the_other_way_round(tmp_path: Path, equal_states: EqualStates) -> None:
+def test_a_module_loads_what_was_saved_as_its_state_dict_and_the_other_way_round(
+    tmp_path: Path, equal_states: EqualStates
+) -> None:
     saved, model, tree = Net(seed=1), Net(seed=2), Net(seed=3).state_dict()
     holdfast.save(tmp_path / "dict", {"model": saved.state_dict()}, 1)
     holdfast.restore(tmp_path / "dict", {"model": model})

@@ -6,7 +6,7 @@ import datetime
 import enum
 import math
 import pathlib
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

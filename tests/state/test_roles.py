@@ -147,7 +147,9 @@ BAD_TENSORS: dict[str, tuple[Callable[[], torch.Tensor], str]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*[Ss]parse.*:UserWarning", "ignore:.*quantize.*:UserWarning", "ignore:.*nested.*:UserWarning")
+@pytest.mark.filterwarnings(
+    "ignore:.*[Ss]parse.*:UserWarning", "ignore:.*quantize.*:UserWarning", "ignore:.*nested.*:UserWarning"
+)
 @pytest.mark.parametrize("kind", BAD_TENSORS)
 def test_a_tensor_without_plain_bytes_is_refused_by_name_and_nothing_is_committed(tmp_path: Path, kind: str) -> None:
     make, why = BAD_TENSORS[kind]

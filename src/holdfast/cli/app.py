@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = typer.main.get_command(_app).main(argv, "holdfast", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or 0)
+        return int(code or 0) if code != INTERRUPTED else _failed("interrupted", INTERRUPTED)
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", INTERRUPTED)
     except _Misused as error:

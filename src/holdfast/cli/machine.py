@@ -10,6 +10,8 @@ import re
 import resource
 from dataclasses import dataclass
 
+from ..version import VERSION
+
 LIBRARIES = ("torch", "numpy", "safetensors", "msgspec", "xxhash", "zstandard", "typer", "rich")
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -72,8 +74,8 @@ def limit(which: int) -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Of Python, the kernel and the libraries that are installed; imports none of them."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
+    """Of holdfast, Python, the kernel and the libraries that are installed; imports none of them."""
+    found = {"holdfast": VERSION, "python": platform.python_version(), "kernel": platform.release()}
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

@@ -1,4 +1,4 @@
-"""A decoder-only transformer over bytes, small enough for two cores and large enough for a save to take a while.
+"""A decoder-only transformer over bytes, small enough for one core and large enough for a save to take a while.
 
 Nothing in it knows of holdfast. It has what makes a resume hard to get right: dropout, so that each step depends on the
 state of the random generator, and an output layer tied to the embedding, so that one tensor has two names.
@@ -15,7 +15,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model; 1.8 million parameters unless told."""
+    """The sizes of a model; 1.3 million parameters unless told."""
 
     vocabulary: int = 256
     context: int = 64

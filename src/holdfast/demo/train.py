@@ -20,8 +20,9 @@ from holdfast.demo.data import Text, standard_library
 from holdfast.demo.journal import Writer
 from holdfast.demo.model import Transformer
 
-THREADS = 2
-"""A sum depends on how it is split, so each process splits in the same way, on a machine of any size."""
+THREADS = 1
+"""A sum depends on how it is split among threads, so every process splits it in the same way, on a machine of any size.
+Not at all, since two threads that wait for each other are twenty times slower where something else wants a core."""
 
 
 class Training:

@@ -119,7 +119,7 @@ class Session:
                 return False
             self.check_newest()
             if time.time() >= expires:
-                raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up before its commit")
+                raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up")
             return True
 
         layout = self._written.layout if base and self._written else None
