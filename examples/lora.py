@@ -44,9 +44,7 @@ def make_base(directory: Path) -> dict[str, Tensor]:
 
 def written_bytes(run: Path) -> dict[str, int]:
     """The size of each step's own files."""
-    return {
-        step.name: sum(file.stat().st_size for file in step.iterdir()) for step in sorted((run / "steps").iterdir())
-    }
+    return {step.name: sum(file.stat().st_size for file in step.iterdir()) for step in sorted((run / "steps").iterdir())}
 
 
 def main(run: Path) -> None:
@@ -59,9 +57,7 @@ def main(run: Path) -> None:
     optimizer = torch.optim.AdamW(adapters, lr=1e-2)
     state = holdfast.State(model=model, optimizer=optimizer)
     init = holdfast.Init(f"hf:{base_directory}", waive=("model.*lora*",))
-    with holdfast.Checkpointer(
-        run, state, init=init, save=holdfast.Every(steps=10), keep=holdfast.Keep(last=4)
-    ) as ckpt:
+    with holdfast.Checkpointer(run, state, init=init, save=holdfast.Every(steps=10), keep=holdfast.Keep(last=4)) as ckpt:
         start = ckpt.resume()
         account = ckpt.ledger
         print(f"starting at step {start}: {len(account.filled)} names filled, {len(account.waived)} waived")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import struct
@@ -198,18 +199,17 @@ def leaves_nothing_behind() -> Iterator[None]:
     end = time.monotonic() + GRACE_SECONDS
     while True:
         left = _children() - children
-        stray = _shared_files() - files
+        stray = {name for name in _shared_files() - files if not _is_held_by_others(_SHARED_MEMORY / name)}
         if not left and not stray:
             return
         if time.monotonic() > end:
             break
         time.sleep(0.05)
-    stray = {name for name in stray if name.startswith(_MADE_BY_US) and not _is_held_by_others(_SHARED_MEMORY / name)}
     told = [f"process {p.pid}: {_command(p)}" for p in left] + [f"{_SHARED_MEMORY / name}" for name in sorted(stray)]
     for process in left:
-        process.kill()
-    if told:
-        pytest.fail("the test left behind:\n  " + "\n  ".join(told), pytrace=False)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    pytest.fail("the test left behind:\n  " + "\n  ".join(told), pytrace=False)
 
 
 def _children() -> set[psutil.Process]:
@@ -234,7 +234,7 @@ def _command(process: psutil.Process) -> str:
 
 def _shared_files() -> set[str]:
     try:
-        return set(os.listdir(_SHARED_MEMORY))
+        return {name for name in os.listdir(_SHARED_MEMORY) if name.startswith(_MADE_BY_US)}
     except OSError:
         return set()
 

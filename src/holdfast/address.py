@@ -13,9 +13,7 @@ from .store.base import Store
 from .store.locate import open_store
 
 FOREIGN = ("hf", "safetensors")
-_ADDRESS = re.compile(
-    r"(?:(?P<format>[a-z_]+):(?!//))?(?P<path>.*?)(?:@(?P<at>[A-Za-z0-9][A-Za-z0-9._-]*))?\Z", re.DOTALL
-)
+_ADDRESS = re.compile(r"(?:(?P<format>[a-z_]+):(?!//))?(?P<path>.*?)(?:@(?P<at>[A-Za-z0-9][A-Za-z0-9._-]*))?\Z", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,7 @@ def best(snapshot: Snapshot, where: str, metric: str | None = None, mode: str | 
     ordered = best_of([Candidate(s.step, s.metrics) for s in snapshot.lineage], metric, mode)
     if not ordered:
         known = sorted({name for s in snapshot.lineage for name in s.metrics})
-        raise NoCheckpoint(
-            f"no step of {where} has the metric {metric}" + (f"; there are {', '.join(known)}" if known else "")
-        )
+        raise NoCheckpoint(f"no step of {where} has the metric {metric}" + (f"; there are {', '.join(known)}" if known else ""))
     return next(s for s in snapshot.lineage if s.step == ordered[0].step)
 
 

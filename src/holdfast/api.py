@@ -10,7 +10,6 @@ from .address import Address, find, parse, store_of
 from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused
 from .loading.checkpoint import Checkpoint, open_step
 from .loading.ledger import Ledger
-from .patterns import as_list
 from .run.history import History, Step
 from .runs import plain_metrics
 from .store.base import Store
@@ -116,7 +115,8 @@ def save(
         state: a State, or a dict of modules, optimizers, tensors, arrays, numbers, strings and containers of them.
         step: steps completed; must exceed those before.
         metrics: numbers to keep with the step. pin: a name that keeps the step from pruning; such a step is self-contained.
-        select: patterns of names to save. recycle: whether to write over files that pruning has retired.
+        select: patterns of names to save; a step saved in part is loaded when asked for by number, never as `latest`.
+        recycle: whether to write over files that pruning has retired.
     Raises:
         Refused, Superseded, Unsupported, Unavailable, NoSpace.
     """
@@ -148,9 +148,17 @@ def save_state(
 
     if state.touched:
         raise Refused(f"the live state is not to be saved: {state.touched}. Load a checkpoint into it first")
-    contents = contents_of(state.live(), select)
+    live = state.live()
+    contents = contents_of(live, select)
+    is_part = len(contents.tensors) < len(live.tensors) or {v.role for v in live.values.values()} - contents.roles.keys()
     done = session.save(
-        contents, step, metrics=plain_metrics(metrics), recycle=recycle, refer=refer and pin is None, best=best
+        contents,
+        step,
+        metrics=plain_metrics(metrics),
+        recycle=recycle,
+        refer=refer and pin is None,
+        best=best,
+        kind="partial" if is_part else "full",
     )
     if pin is not None:
         make_pin(session.store, done.ref, pin)
@@ -189,8 +197,7 @@ def restore(
     from .state import State
 
     with open_checkpoint(address, step=step) as checkpoint:
-        foreign = ["rng.*"] if checkpoint.commit.kind == "virtual" else []
-        wishes = Wishes.of(select, [*as_list(exclude), *foreign], waive, rename, cast, live)
+        wishes = Wishes.of(select, exclude, waive, rename, cast, live)
         return restore_from(checkpoint, State.of(state), wishes, all_roles=False, stage=stage)
 
 
@@ -198,14 +205,14 @@ def restore_from(checkpoint: Checkpoint, state: Any, wishes: Any, *, all_roles: 
     """Fill `state` from an open checkpoint; see `restore`."""
     from .loading.fill import check_bytes, put, read_into
     from .loading.match import match
-    from .loading.rates import keep_live_rates
+    from .loading.rates import keep_live_rates, tensor_hyper_parameters
     from .loading.reading import first_damage
 
     live = state.live(to_fill=True)
     matched = match(checkpoint, live, wishes, all_roles)
     if stage and (damages := check_bytes(checkpoint, matched.fills)):
         raise first_damage(damages, checkpoint.store.url, checkpoint.step)
-    rates = keep_live_rates(state, wishes)
+    rates, hyper = keep_live_rates(state, matched), tensor_hyper_parameters(matched)
     state.touched = f"loading step {checkpoint.step} of {checkpoint.store.url} did not finish"
     try:
         matched.ledger.read_bytes = read_into(checkpoint, matched.fills)
@@ -214,6 +221,7 @@ def restore_from(checkpoint: Checkpoint, state: Any, wishes: Any, *, all_roles: 
         raise
     put(matched, live)
     rates()
+    hyper()
     state.touched = None
     return matched.ledger
 

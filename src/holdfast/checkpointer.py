@@ -10,7 +10,7 @@ import logging
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
 from typing import Any
 
@@ -40,9 +40,10 @@ class Init:
     """
 
     source: Any
+    _: KW_ONLY
     waive: str | Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
-    cast: Mapping[str, Any] = field(default_factory=dict)
+    rename: Mapping[str, str] | None = None
+    cast: Mapping[str, Any] | None = None
     select: str | Sequence[str] | None = None
 
 
@@ -86,15 +87,14 @@ class Checkpointer:
         self._step: int | None = None
         self._metrics: Mapping[str, Any] | None = None
         self._saved_step = 0
+        self._handle: Handle | None = None
         self._saved_at = time.monotonic()
         self._is_closed = False
 
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
             self.close()
         self._is_closed = True
@@ -166,15 +166,19 @@ class Checkpointer:
         return self._save(None, None)
 
     def save(self, *, pin: str | None = None, select: str | Sequence[str] | None = None) -> Handle:
-        """Save the state of the last `step()` now, whatever the policy says.
+        """Save the state of the last `step()` now, whatever the policy says; if it is saved already, that save is returned.
 
         Args:
-            pin: a name that keeps it from pruning. select: patterns of names to save.
+            pin: a name that keeps it from pruning. select: patterns of names to save; the whole step is still saved when due.
         Raises:
-            Refused: no step was completed since the last save.  Superseded, Unavailable, NoSpace, Unsupported.
+            Refused: no step was completed yet.  Superseded, Unavailable, NoSpace, Unsupported.
         """
-        if self._step is None or self._step == self._saved_step:
-            raise Refused(f"step {self._saved_step} is saved and no step was completed since: call step() first")
+        if self._step is None or (self._step == self._saved_step and self._handle is None):
+            raise Refused("no step was completed since the start or resume(): call step() first")
+        if select is None and self._handle is not None and self._step == self._saved_step:
+            if pin is not None:
+                self.run.pin(self._step, pin)
+            return self._handle
         handle = self._save(pin, select, must_raise=True)
         assert handle is not None
         return handle
@@ -206,9 +210,7 @@ class Checkpointer:
                     log.warning("passed over a damaged step: %s", why)
                 return found
             except (Corrupt, FileNotFoundError) as error:
-                last_error = (
-                    error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
-                )
+                last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
                 fallbacks.append(str(last_error))
         assert last_error is not None
         raise last_error
@@ -233,6 +235,8 @@ class Checkpointer:
         if self._session is None:
             if self.run.latest() is not None:
                 raise Refused(f"{self.run.path} has commits: call resume() before step(), or Run.rollback() to go back")
+            if self._init is not None:
+                raise Refused("init= is read by resume(): call it before step()")
             self._begin_fresh()
         assert self._session is not None
         return self._session
@@ -252,7 +256,8 @@ class Checkpointer:
             log.error("step %d was not saved: %s", step, error)
             warnings.warn(f"step {step} was not saved: {error}", RuntimeWarning, stacklevel=3)
             return None
-        self._saved_step, self._saved_at = step, time.monotonic()
+        if select is None:
+            self._saved_step, self._saved_at, self._handle = step, time.monotonic(), handle
         self._prune()
         return handle
 

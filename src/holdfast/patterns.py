@@ -34,7 +34,8 @@ def renamer(renames: Mapping[str, str]) -> dict[str, tuple[re.Pattern[str], str]
     for old, new in renames.items():
         if old.count("*") != new.count("*"):
             raise ValueError(f"rename {old!r} -> {new!r}: both sides need the same number of stars")
-        compiled[old] = (re.compile("(.*)".join(map(re.escape, old.split("*"))) + r"\Z", re.DOTALL), new)
+        tail = r"\Z" if "*" in old else r"(?P<rest>\..*)?\Z"  # without a star, a whole name or a prefix of it
+        compiled[old] = (re.compile("(.*)".join(map(re.escape, old.split("*"))) + tail, re.DOTALL), new)
     return compiled
 
 
@@ -43,6 +44,8 @@ def rename(name: str, renames: Mapping[str, tuple[re.Pattern[str], str]]) -> str
     for pattern, template in renames.values():
         if match := pattern.match(name):
             pieces = template.split("*")
+            if len(pieces) == 1:
+                return template + (match.groupdict().get("rest") or "")
             return "".join(piece + (match[i + 1] if i + 1 < len(pieces) else "") for i, piece in enumerate(pieces))
     return name
 

@@ -84,7 +84,7 @@ class Run:
             return best(self._history.look(), self.path, metric, mode)
         return None
 
-    def find(self, at: str | int | None = None) -> Step:
+    def find(self, at: str | int) -> Step:
         """The step that `at` means: a number, `latest`, `best`, a pin.
 
         Raises:
@@ -111,7 +111,7 @@ class Run:
             time.sleep(_POLL_SECONDS)
 
     @contextlib.contextmanager
-    def hold(self, step: int | str | Step | None = None) -> Iterator[Step]:
+    def hold(self, step: int | str | Step) -> Iterator[Step]:
         """Keep pruning from removing a step while the block runs; ends by itself if this process dies.
 
         Raises:
@@ -191,17 +191,14 @@ class Run:
         snapshot = self._history.look()
         if snapshot.damaged:
             path, error = next(iter(snapshot.damaged.items()))
-            raise Corrupt(
-                f"not pruning {self.path}: {error}; nothing was deleted. Move {path} away to go on", file=path
-            )
+            raise Corrupt(f"not pruning {self.path}: {error}; nothing was deleted. Move {path} away to go on", file=path)
         held = {StepRef(p.step, p.attempt) for p in live_pins(self.store)}
-        verdict = keep.decide([Candidate(s.step, s.metrics, s.ref in held) for s in snapshot.lineage])
+        whole = max((s.step for s in snapshot.lineage if s.kind != "partial"), default=None)  # what a resume would take
+        verdict = keep.decide([Candidate(s.step, s.metrics, s.ref in held or s.step == whole) for s in snapshot.lineage])
         tips = {s.attempt: s.ref for s in snapshot.steps if s.is_abandoned}
         victims = [s for s in snapshot.lineage if s.step in verdict.remove]
         victims += [s for s in snapshot.steps if s.is_abandoned and s.ref not in tips.values() and s.ref not in held]
-        shrink = [
-            s for s in snapshot.lineage if s.step in verdict.weights_only and s.kind == "full" and _has_optimizer(s)
-        ]
+        shrink = [s for s in snapshot.lineage if s.step in verdict.weights_only and s.kind == "full" and _has_optimizer(s)]
         result = Pruned(verdict.keep, sorted(s.step for s in victims), [s.step for s in shrink])
         if dry_run:
             result.freed_bytes = sum(s.commit.new_bytes for s in victims)
@@ -268,12 +265,10 @@ def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     """
     plain: dict[str, Any] = {}
     for name, value in (metrics or {}).items():
-        if hasattr(value, "item"):
+        if getattr(value, "shape", None) in ((), (1,)):  # a tensor, an array, or a scalar of either
             value = value.item()
         if not isinstance(value, (int, float, str, bool, type(None))):
-            raise HoldfastError(
-                f"the metric {name} is a {type(value).__qualname__}; give a number, a string or a boolean"
-            )
+            raise HoldfastError(f"the metric {name} is a {type(value).__qualname__}; give a number, a string or a boolean")
         plain[str(name)] = value if value == value and value not in (float("inf"), float("-inf")) else str(value)
     return plain
 

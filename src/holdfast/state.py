@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import MutableMapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ import torch
 from .errors import Refused
 from .format import values
 from .format.digest import Running, digest
-from .format.names import dotted
+from .format.names import dotted, stored_path
 from .live import Live
 from .parts import add_part, add_random_generators, parameter_names
 from .patterns import matches_any
@@ -19,6 +21,9 @@ from .tensors import TensorSource, dtype_name, logical_digest
 from .tree import Path
 
 NODE = "$node"
+_LASTING = (torch.nn.Module, torch.optim.Optimizer)
+_touched: MutableMapping[Any, str | None] = weakref.WeakKeyDictionary()
+"""Parts that a failed load has left half filled, and why: they may come back in another State."""
 
 
 class State:
@@ -38,8 +43,7 @@ class State:
         self._roles = roles
         self._rng = rng
         self._values_in_place = False
-        self.touched: str | None = None
-        """Why the live state must not be used: a load failed while it was filling; None otherwise."""
+        self._touched: str | None = None
 
     @classmethod
     def of(cls, state: State | dict[str, Any]) -> State:
@@ -48,6 +52,8 @@ class State:
             return state
         if not isinstance(state, dict):
             raise Refused(f"a state is a holdfast.State or a dict, not a {type(state).__qualname__}")
+        if strange := [role for role in state if not isinstance(role, str) or not role]:
+            raise Refused(f"{strange[0]!r} cannot name a role; give a string")
         made = cls(rng=False)
         made._roles = state
         made._values_in_place = True
@@ -58,9 +64,14 @@ class State:
         """(role, part) pairs; parts that are held elsewhere are left out."""
         pairs = []
         for role, value in self._roles.items():
-            is_united = isinstance(value, (list, tuple)) and any(_is_part(v) for v in value)
-            pairs += [(role, part) for part in (value if is_united else [value]) if part is not None]
+            pairs += [(role, part) for part in (value if self._is_united(value) else [value]) if part is not None]
         return pairs
+
+    def _is_united(self, value: Any) -> bool:
+        """Whether a role's list is a list of parts, rather than plain data."""
+        if not isinstance(value, (list, tuple)) or not value:
+            return False
+        return any(map(_is_part, value)) or (not self._values_in_place and all(isinstance(v, dict) for v in value))
 
     def live(self, *, to_fill: bool = False) -> Live:
         """The state as it is now: live tensors, not copies.
@@ -68,20 +79,33 @@ class State:
         Args:
             to_fill: it is about to be loaded: objects are not asked for their state.
         """
-        live = Live()
+        live = Live(to_fill)
         owners: dict[int, str] = {}
         for role, part in self.parts:
             if isinstance(part, torch.nn.Module):
                 owners = parameter_names(role, part) | owners
         groups: dict[str, int] = {}
         for role, part in self.parts:
-            is_whole = self._roles.get(role) is part
-            holder = self._roles if self._values_in_place and is_whole else None
+            is_whole = self._values_in_place and not self._is_united(self._roles[role])
+            put = partial(self._roles.__setitem__, role) if is_whole else None
             taken = groups.get(role, 0)
-            groups[role] = taken + add_part(live, role, part, holder, taken, owners, to_fill=to_fill)
+            groups[role] = taken + add_part(live, role, part, put, taken, owners)
         if self._rng and "rng" not in self._roles:
             add_random_generators(live)
         return live
+
+    @property
+    def touched(self) -> str | None:
+        """Why the live state must not be used: a load failed while it was filling; None otherwise."""
+        known = (_touched.get(part) for _, part in self.parts if isinstance(part, _LASTING))
+        return self._touched or next((why for why in known if why), None)
+
+    @touched.setter
+    def touched(self, why: str | None) -> None:
+        self._touched = why
+        for _, part in self.parts:
+            if isinstance(part, _LASTING):
+                _touched[part] = why
 
     def names(self) -> list[str]:
         """The logical names of all tensors and values, sorted."""
@@ -96,9 +120,7 @@ class State:
             item = live.tensors[name]
             running.update(f"{name}={item.alias or logical_digest(item.tensor)};".encode())
         for name in sorted(live.values):
-            running.update(
-                f"{name}={digest(repr(values.encode(live.values[name].value, name)).encode()).hex()};".encode()
-            )
+            running.update(f"{name}={digest(repr(values.encode(live.values[name].value, name)).encode()).hex()};".encode())
         return running.hex()
 
 
@@ -121,8 +143,8 @@ def contents_of(live: Live, select: str | Sequence[str] | None = None) -> Conten
                 None if alias != name else TensorSource(item.tensor), item.owner, None if alias == name else alias,
             )
         )  # fmt: skip
-    pairs: list[Any] = [[list(v.path), values.encode(v.value, n)] for n, v in live.values.items() if n in chosen]
-    pairs += [[list(path), {NODE: kind}] for path, kind in live.nodes if _is_above(path, chosen)]
+    pairs: list[Any] = [[stored_path(v.path), values.encode(v.value, n)] for n, v in live.values.items() if n in chosen]
+    pairs += [[stored_path(path), {NODE: kind}] for path, kind in live.nodes if _is_above(path, chosen)]
     roles = {i.role for i in items} | {live.values[n].role for n in chosen if n in live.values}
     return Contents(items, pairs, {}, {role: kind for role, kind in live.roles.items() if role in roles})
 
@@ -133,4 +155,4 @@ def _is_above(path: Path, chosen: set[str]) -> bool:
 
 
 def _is_part(value: Any) -> bool:
-    return value is None or isinstance(value, (torch.nn.Module, torch.Generator)) or hasattr(value, "load_state_dict")
+    return isinstance(value, (torch.nn.Module, torch.Generator)) or hasattr(value, "load_state_dict")

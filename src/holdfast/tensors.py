@@ -31,6 +31,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
+def is_lazy(tensor: torch.Tensor) -> bool:
+    """Whether it belongs to a lazy module that has not run yet."""
+    return isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer))
+
+
 def check_storable(name: str, tensor: torch.Tensor) -> None:
     """Raises:
     Unsupported: the tensor has no plain row-major bytes.
@@ -42,11 +47,9 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
         why = "is quantized; hold its integers, scale and zero point"
     elif tensor.device.type == "meta":
         why = "is on the meta device and has no bytes; materialise the model first"
-    elif isinstance(tensor, (torch.nn.UninitializedParameter, torch.nn.UninitializedBuffer)):
+    elif is_lazy(tensor):
         why = "is not initialised yet; run the lazy module once"
-    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(
-        tensor, "__tensor_flatten__"
-    ):
+    elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(tensor, "__tensor_flatten__"):
         why = f"is a {type(tensor).__name__}, which this version does not store; give its local tensor or a plain one"
     if why:
         raise Unsupported(f"{name} {why}")
@@ -63,7 +66,22 @@ def byte_view(tensor: torch.Tensor) -> np.ndarray | None:
         return None
     if not tensor.numel():
         return np.empty(0, np.uint8)
-    return tensor.view(-1).view(torch.uint8).numpy()
+    return as_flat(tensor).view(torch.uint8).numpy()
+
+
+def as_flat(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as 1-D with stride 1, whatever strides its dimensions of size one have."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def from_bytes(raw: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+    """Raw bytes as a 1-D tensor that shares their memory."""
+    return torch.from_numpy(raw).view(dtype) if len(raw) else torch.empty(0, dtype=dtype)
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements lie at one place, as after `expand`."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class TensorSource:
@@ -89,7 +107,7 @@ class TensorSource:
         first, last = start // size, -(-(start + len(out)) // size)
         flat = _flat_range(self._tensor, first, last)
         skip = start - first * size
-        raw = flat.resolve_conj().resolve_neg().cpu().contiguous().view(torch.uint8).numpy()
+        raw = as_flat(flat.resolve_conj().resolve_neg().cpu().contiguous()).view(torch.uint8).numpy()
         np.copyto(out, raw[skip : skip + len(out)])
 
 
@@ -99,7 +117,7 @@ def write_flat(target: torch.Tensor, start: int, flat: torch.Tensor) -> None:
     while not target.is_contiguous() and target.ndim and target.shape[0] == 1:
         target = target[0]
     if target.is_contiguous():
-        target.view(-1)[start : start + len(flat)].copy_(flat)
+        as_flat(target)[start : start + len(flat)].copy_(flat)
         return
     row = target[0].numel()
     at = 0

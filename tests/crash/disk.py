@@ -302,7 +302,7 @@ def crashes_without(recording: Recording, missing: Callable[[Fsync], bool]) -> I
 
 
 def crashes_after_kill(recording: Recording, killed_at: int) -> Iterator[Crash]:
-    """Power cuts in which something is lost that a process had done which was killed after so many operations.
+    """Power cuts that lose what a process had done which was killed after so many operations, or nothing.
 
     What comes later in the recording was done by another process, which saw all that the first one had done.
     """
@@ -310,7 +310,8 @@ def crashes_after_kill(recording: Recording, killed_at: int) -> Iterator[Crash]:
     for prefix, following in enumerate([*recording.operations, None]):
         if prefix >= killed_at and (following is None or isinstance(following, Fsync | Mark)):
             lost = disk.losses(lambda change: change.index < killed_at)
-            yield from _distinct(disk, prefix, (("lost after a kill", choice) for choice in lost))
+            choices = itertools.chain([disk.everything()], lost)
+            yield from _distinct(disk, prefix, (("lost after a kill", choice) for choice in choices))
         if following is not None:
             disk.apply(prefix, following)
 

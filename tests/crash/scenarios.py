@@ -355,7 +355,9 @@ def record_all(directory: Path) -> dict[str, Recording]:
     """
     target = directory / "recordings.pickle"
     command = [sys.executable, "-m", f"{__package__}.scenarios", str(target)]
-    subprocess.run(command, check=True, timeout=100, env=os.environ | {"PYTHONPATH": search_path()})
+    environment = os.environ | {"PYTHONPATH": search_path()}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, f"recording failed:\n{done.stderr}"
     recorded: dict[str, Recording] = pickle.loads(target.read_bytes())
     return recorded
 

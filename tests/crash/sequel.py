@@ -40,6 +40,15 @@ def prune_and_save(stage: Stage) -> None:
     save(stage)
 
 
+def pin_again(stage: Stage) -> None:
+    stage.pin(2, "again")
+    prune(stage)
+
+
+def prune_to_weights_again(stage: Stage) -> None:
+    stage.prune(2, weights=1)
+
+
 def sequels(first: Recording, then: Deed, directory: Path) -> Iterator[tuple[int, Recording]]:
     """For each fsync, the recording of a process that is killed before it, and of what another does `then`."""
     for killed_at, operation in enumerate(first.operations):

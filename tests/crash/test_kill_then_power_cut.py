@@ -15,7 +15,7 @@ from .disk import crashes_after_kill
 from .judge import Judge
 from .recorder import Recording
 from .scenarios import RUN, SCENARIOS
-from .sequel import Deed, prune, prune_and_save, save, sequels
+from .sequel import Deed, pin_again, prune, prune_and_save, prune_to_weights_again, save, sequels
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +28,11 @@ PAIRS: list[tuple[str, Deed]] = [
     ("prune_to_the_last", save),
     ("prune_and_recycle", prune_and_save),
     ("rollback_then_save", prune),
+    ("pin_a_step_that_refers_to_others", pin_again),
+    ("prune_to_weights", prune_to_weights_again),
 ]
 if os.environ.get("HOLDFAST_SOAK") == "1":
-    PAIRS = [(name, then) for name in SCENARIOS for then in (prune, save, prune_and_save) if "copy" not in name]
+    PAIRS += [(name, then) for name in SCENARIOS for then in (prune, save, prune_and_save) if "copy" not in name]
 
 
 @pytest.mark.timeout(300)

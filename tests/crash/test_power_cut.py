@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 CUTS = int(os.environ.get("HOLDFAST_POWER_CUTS", "200" if os.environ.get("HOLDFAST_SOAK") == "1" else "10"))
 CUTS_OF_ONE_RUN = 5
 IMAGE_BYTES = 400 << 20
+SHOWN = 60
 LONGEST_SECONDS = 0.5
 TOOL_SECONDS = 60
 FORMAT = {"ext4": ["mkfs.ext4", "-q", "-F"], "xfs": ["mkfs.xfs", "-q", "-f"]}
@@ -97,6 +98,7 @@ def test_a_power_cut_loses_nothing_that_was_announced(disk: Disk) -> None:
     seed = int(os.environ.get("HOLDFAST_SEED", "0")) or random.randrange(1 << 30)
     rng = random.Random(seed)
     done, interrupted = 0, 0
+    story: list[str] = []
     with serving() as server:
         for cut in range(CUTS):
             if cut % CUTS_OF_ONE_RUN == 0:
@@ -106,10 +108,11 @@ def test_a_power_cut_loses_nothing_that_was_announced(disk: Disk) -> None:
             failed_before = list(child.errors)
             disk.cut()
             child.end()
+            story += [*child.story, "killed"]
             disk.mount_again()
             seen = observe(path)
             broken = [*failed_before, *violations(child.window, seen)]
-            assert not broken, f"cut {cut} of seed {seed}, during {child.begun}: {broken}"
+            assert not broken, f"cut {cut} of seed {seed}, during {child.begun}: {broken}; {story[-SHOWN:]}"
             facts = seen.facts()
             done += child.done
             interrupted += child.begun is not None

@@ -41,6 +41,9 @@ class Child:
         """What is under way: the name of a method of `Facts` and its arguments."""
         self.done = 0
         self.errors: list[str] = []
+        self.is_gone = False
+        self.story: list[str] = []
+        """Its lines."""
         self._server = server
 
     @property
@@ -54,11 +57,12 @@ class Child:
             if not self._follow(line):
                 return
 
-    def end(self, *, kill: bool = True) -> None:
+    def end(self) -> None:
         """Kill it, wait until it is gone, and follow what it had said."""
-        if kill:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        if self.is_gone:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
         until = time.monotonic() + LINE_SECONDS
         while (line := self._server.line(until)) is not None:
             if not self._follow(line):
@@ -67,6 +71,7 @@ class Child:
 
     def _follow(self, line: dict[str, Any]) -> bool:
         """Take note of a line; False when it says that the child is gone."""
+        self.story.append(json.dumps(line))
         match line:
             case {"begin": begun}:
                 self.begun = begun
@@ -76,8 +81,8 @@ class Child:
             case {"error": error}:
                 self.errors.append(error)
             case {"reaped": _}:
-                return False
-        return True
+                self.is_gone = True
+        return not self.is_gone
 
     def _after(self) -> Facts:
         assert self.begun is not None

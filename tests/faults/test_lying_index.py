@@ -112,7 +112,7 @@ def reshape(name: str, shape: list[int], offset: list[int] | None = None, box: l
 LIES |= {
     "a negative shape": reshape("model.small", [-4, -6]), "one negative dimension": reshape("model.small", [4, -6]), "a shape with more elements": reshape("model.small", [4, 7]),
     "a shape with fewer elements": reshape("model.small", [4, 5]), "a huge shape": reshape("model.small", [2**40, 6]), "a shape whose size overflows": reshape("model.none", [2**32, 2**32]),
-    "an empty shape whose size overflows": reshape("model.none", [BIG, BIG, 0]), "a shape whose bytes overflow": reshape("model.small", [BIG]), "a hundred dimensions": reshape("model.small", [4, 6] + [1] * 100),
+    "an empty shape whose size overflows": reshape("model.none", [BIG, BIG, 0]), "a shape whose bytes overflow": reshape("model.small", [BIG]),
     "ten thousand dimensions": reshape("model.small", [1] * 10_000), "an empty tensor that is not": reshape("model.none", [1, 3]), "a scalar that is not": reshape("model.count", [2]),
     "a box that leaves its tensor": reshape("model.small", [4, 6], [1, 0]), "a box that is too small": reshape("model.small", [5, 6], None, [4, 6]),
     "a box that is too large": reshape("model.small", [3, 6], None, [4, 6]), "a negative box": reshape("model.small", [4, 6], [0, 0], [-4, -6]),
@@ -224,9 +224,14 @@ LIES |= {
     "a column no array can be": lambda c, m: c.update(x=Raw("U8", [0, 2**70], b"")), "a column of a hundred dimensions": lambda c, m: c.update(x=Raw("U8", [1] * 100, b"x")), "a column of floats": lambda c, m: c.update(x=Raw("F32", [1], bytes(4))),
 }  # fmt: skip
 
-HARMLESS = {"a negative alias", "no part", "a part that is no JSON", "a part in depth", "another layout digest", "tensor.owner missing", "file.stamp of no rows"}
+HARMLESS = {
+    "a negative alias", "no part", "a part that is no JSON", "a part in depth", "another layout digest", "file.stamp of no rows",
+    "the layout of 'steps/0000000003-a0001/index-n0000.safetensors'", "the layout of 'steps/0000000001-a0001/index-n0000.safetensors'",
+}  # fmt: skip
 """What a reader may ignore, and then gives the right state."""
-PLACES = ("steps/0000000003-a0001", "model.", "progress.")
+IN_THE_BYTES = {"another digest", "a file larger than it is", 'the codec ["zstd", 1, ""]', "an offset far away", "the other file"}
+"""What can only be found by reading the bytes; the live state is marked then."""
+PLACES = ("steps/0000000003-a0001", "steps/0000000009-a0001", "model.", "progress.", "holdfast.json")
 
 
 @pytest.mark.parametrize("name", LIES)
@@ -243,7 +248,7 @@ def test_the_lie_is_refused(name: str, run: Path, saved: Saved) -> None:
     never_wrong(str(run), saved[1][3])
     if name in HARMLESS and exact(run, saved):
         return
-    refused(str(run), *PLACES)
+    refused(str(run), *PLACES, touches=None if name in IN_THE_BYTES else False)
 
 
 def exact(run: Path, saved: Saved) -> bool:

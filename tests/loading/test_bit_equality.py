@@ -22,7 +22,7 @@ def fresh_run() -> str:
     return f"memory://bit-equality-{fresh_run.count}"  # type: ignore[attr-defined]
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(st.lists(kinds, min_size=1, max_size=6), st.integers(0, 2**32))
 def test_every_bit_of_every_tensor_comes_back_by_load_restore_and_open(made: list[Kind], seed: int) -> None:
     saved = {str(i): kind.make(seed + i) for i, kind in enumerate(made)}

@@ -62,7 +62,7 @@ def indices(draw: st.DrawFn, shape: tuple[int, ...]) -> Any:
     return tuple(keys)
 
 
-@settings(max_examples=400)
+@settings(deadline=None, max_examples=400)
 @given(st.data(), st.sampled_from([name for name in TENSORS if name != "large"]))
 def test_any_index_gives_what_torch_gives(checkpoint: holdfast.Checkpoint, data: st.DataObject, name: str) -> None:
     tensor, lazy = TENSORS[name], checkpoint[f"part.{name}"]
@@ -77,7 +77,7 @@ def test_any_index_gives_what_torch_gives(checkpoint: holdfast.Checkpoint, data:
         assert (got.dtype, got.shape, bits(got)) == (expected.dtype, expected.shape, bits(expected))
 
 
-@settings(max_examples=40)
+@settings(deadline=None, max_examples=40)
 @given(st.integers(0, 2100), st.integers(0, 2100), st.none() | st.integers(0, 1002))
 def test_rows_of_a_tensor_of_several_chunks_are_those_asked_for(
     checkpoint: holdfast.Checkpoint, low: int, high: int, column: int | None

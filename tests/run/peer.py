@@ -1,4 +1,7 @@
-"""An actor in a process of its own: started as `python -m run.peer`, told by lines of JSON how far it may go."""
+"""A process that does what it is told by lines of JSON: play an actor and stop where told, or call a function of `writers`.
+
+`Peer` is the side of the test; `python -m run.peer` is the process.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ from holdfast.testing import faults
 
 from .actors import ACTORS
 from .schedules import END, Make, Operation, in_two_parts
+from .writers import call
 
 TESTS = Path(__file__).parent.parent
 
 
 class Peer:
-    """A process that plays one actor after the other, as seen by the test."""
+    """The process, as seen by the test."""
 
     def __init__(self) -> None:
         search = [str(TESTS), str(Path(holdfast.__file__).parent.parent), os.environ.get("PYTHONPATH", "")]
@@ -31,9 +35,16 @@ class Peer:
         self.pid = self._process.pid
 
     def ask(self, **command: Any) -> Any:
+        """Send a command, and wait for its answer."""
+        self.tell(**command)
+        return self.hear()
+
+    def tell(self, **command: Any) -> None:
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         print(json.dumps(command), file=self._process.stdin, flush=True)
+
+    def hear(self) -> Any:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the peer died"
         return json.loads(line)
@@ -90,6 +101,8 @@ def serve() -> None:
                 )
             case {"stop": _} if actor:
                 actor.stop()
+            case {"call": name, **options}:
+                answer = call(name, options)
         print(json.dumps(answer, default=str), flush=True)
 
 

@@ -22,7 +22,8 @@ Operation = tuple[str, str]
 Schedule = tuple[tuple[str, int], ...]
 Make = Callable[[Store], Callable[[], Any]]
 IS_SOAK = bool(os.environ.get("HOLDFAST_SOAK"))
-_CHANGES = {"create", "write", "write_at", "finish", "delete", "delete_dir", "retire"}
+CHANGES = {"create", "write", "write_at", "finish", "delete", "delete_dir", "retire"}
+"""Operations that change a store."""
 _READY = ("list", ".ready")
 
 
@@ -165,7 +166,7 @@ def sees(some: Iterable[Operation], others: Iterable[Operation]) -> bool:
 
 
 def _meet(change: str, path: str, other: str, other_path: str) -> bool:
-    if change not in _CHANGES:
+    if change not in CHANGES:
         return False
     if path == other_path or (change == "delete_dir" and other_path.startswith(f"{path}/")):
         return True

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -246,6 +246,7 @@ trees = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(keys, trees, max_size=4))
 def test_any_tree_comes_back_as_it_was_or_its_names_collide(tree: dict[Any, Any]) -> None:
     from conftest import bit_differences

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import holdfast
 
-loaders = pytest.importorskip("torchdata.stateful_dataloader")
-pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:'set_vital' is deprecated:UserWarning", "ignore:This DataLoader will create:UserWarning"
+)
 
 
 class Numbers(torch.utils.data.Dataset[int]):
@@ -48,11 +50,11 @@ class Stream(torch.utils.data.IterableDataset[int]):
 
 def shuffled(workers: int) -> Any:
     generator = torch.Generator().manual_seed(7)
-    return loaders.StatefulDataLoader(Numbers(), batch_size=3, shuffle=True, num_workers=workers, generator=generator)
+    return StatefulDataLoader(Numbers(), batch_size=3, shuffle=True, num_workers=workers, generator=generator)
 
 
 def streamed(workers: int) -> Any:
-    return loaders.StatefulDataLoader(Stream(), batch_size=3, num_workers=workers)
+    return StatefulDataLoader(Stream(), batch_size=3, num_workers=workers)
 
 
 def take(iterator: Any, count: int) -> list[list[int]]:

@@ -169,6 +169,51 @@ def test_an_optimizer_without_its_model_is_restored_by_the_places_of_its_paramet
     assert equal_states(trained["optimizer"], fresh["optimizer"])
 
 
+class Averaging(optim.SGD):
+    """Keeps what belongs to no parameter where torch allows that: in `state`, under a key that is no tensor."""
+
+    def step(self, closure: Any = None) -> Any:
+        shared = self.state["shared"]
+        shared["steps"] = shared.get("steps", 0) + 1
+        shared["norm"] = torch.tensor([float(shared["steps"])])
+        return super().step(closure)
+
+
+class Counting(optim.SGD):
+    """Keeps something outside of `state` and adds it to its state dict."""
+
+    count = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.count += 1
+        return super().step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        super().load_state_dict({key: value for key, value in state.items() if key != "count"})
+
+
+@pytest.mark.parametrize("kind", [Averaging, Counting])
+@pytest.mark.parametrize("live_steps", [0, 1])
+def test_state_that_belongs_to_no_parameter_comes_back_or_is_refused(
+    tmp_path: Path, equal_states: EqualStates, kind: type[optim.SGD], live_steps: int
+) -> None:
+    def make(parameters: Parameters) -> optim.Optimizer:
+        return kind(parameters, lr=0.1)
+
+    trained, other = job(make, steps=3), job(make, steps=live_steps)
+    try:
+        holdfast.save(tmp_path, trained, 3)
+    except (holdfast.Unsupported, holdfast.Refused) as refused:
+        assert "optimizer" in str(refused)
+    else:
+        holdfast.restore(tmp_path, other)
+        assert equal_states(trained["optimizer"], other["optimizer"]), "dropped without a word"
+
+
 def test_hyper_parameters_come_back_with_their_types(tmp_path: Path) -> None:
     trained = job(lambda p: optim.AdamW(p, lr=1e-3, betas=(0.8, 0.95), foreach=False))
     fresh = job(lambda p: optim.AdamW(p, lr=5e-3, betas=(0.9, 0.99)))

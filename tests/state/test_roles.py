@@ -122,6 +122,13 @@ def test_a_role_without_state_is_refused_at_the_save_by_its_name(tmp_path: Path)
             holdfast.save(tmp_path / str(number), holdfast.State(thing=part), 1)
 
 
+@pytest.mark.parametrize("role", [0, None, "", ("a", 1)], ids=repr)
+def test_a_role_that_is_no_name_is_refused(tmp_path: Path, role: Any) -> None:
+    with pytest.raises(holdfast.HoldfastError, match="role"):
+        holdfast.save(tmp_path, {role: torch.ones(1), "a": torch.ones(1)}, 1)
+    assert holdfast.Run(tmp_path).latest() is None
+
+
 def test_a_state_is_a_state_or_a_dict(tmp_path: Path) -> None:
     with pytest.raises(holdfast.Refused, match="not a Linear"):
         holdfast.save(tmp_path, nn.Linear(1, 1), 1)

@@ -85,7 +85,7 @@ def _say_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_app = typer.Typer(cls=Commands, no_args_is_help=True, **_SETTINGS)
+_app = typer.Typer(cls=Commands, **_SETTINGS)
 
 
 @_app.callback()
@@ -108,10 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: what follows the program's name; default: the arguments of this process.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = typer.main.get_command(_app).main(argv, "holdfast", standalone_mode=False)
+        code = typer.main.get_command(_app).main(words or ["--help"], "holdfast", standalone_mode=False)
         sys.stdout.flush()
-        return int(code or 0) if code != INTERRUPTED else _failed("interrupted", INTERRUPTED)
+        if code == INTERRUPTED:  # in some versions typer takes the KeyboardInterrupt, and ends with this
+            return _failed("interrupted", INTERRUPTED)
+        return int(code or 0) if words else USAGE
     except (KeyboardInterrupt, typer.Abort):
         return _failed("interrupted", INTERRUPTED)
     except _Misused as error:
@@ -130,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(why: str, code: int) -> int:
-    if os.environ.get("HOLDFAST_DEBUG", "0") not in ("", "0"):
+    if os.environ.get("HOLDFAST_DEBUG", "0") not in ("", "0") and sys.exc_info()[0] is not None:
         import traceback
 
         traceback.print_exc()
@@ -139,8 +142,7 @@ def _failed(why: str, code: int) -> int:
 
 
 def _misuse(error: Any) -> tuple[str, int]:
-    """What was wrong with the arguments, and the exit code. Called without any, the help is what typer has to say."""
+    """What was wrong with the arguments, with where to look, and the exit code."""
     context = getattr(error, "ctx", None)
     message = str(error.format_message()).rstrip(". \n")
-    where = f"; see `{context.command_path} --help`" if context is not None and "\n" not in message else ""
-    return f"{message}{where}", int(getattr(error, "exit_code", USAGE))
+    return message + (f"; see `{context.command_path} --help`" if context is not None else ""), USAGE

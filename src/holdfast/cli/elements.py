@@ -19,6 +19,7 @@ Numbers = npt.NDArray[Any]
 """float64, int64, uint64 or complex128: exactly the values of the elements."""
 
 _BLOCK_ELEMENTS = 1 << 18
+_WIDEST = {"f": np.float64, "c": np.complex128, "u": np.uint64, "i": np.int64, "b": np.uint64}
 _MINIFLOATS = {
     "float8_e4m3fn": (4, 3, 7),
     "float8_e5m2": (5, 2, 15),
@@ -51,14 +52,13 @@ def blocks(raw: npt.NDArray[np.uint8], itemsize: int) -> Iterator[npt.NDArray[np
 def numbers(raw: npt.NDArray[np.uint8], dtype: Dtype) -> Numbers:
     """The values of the elements whose bytes are `raw`."""
     if dtype.name == "bfloat16":
-        return (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-    if not dtype.is_numpy:
-        decoded: Numbers = _table(dtype.name)[raw]
-        return decoded
-    values: Numbers = raw.view(dtype.carrier)
-    kind = {"f": np.float64, "c": np.complex128, "u": np.uint64, "i": np.int64, "b": np.uint64}[values.dtype.kind]
-    found: Numbers = values.astype(kind)
-    return found
+        values: Numbers = (raw.view("<u2").astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+    elif not dtype.is_numpy:
+        values = _table(dtype.name)[raw]
+    else:
+        stored = raw.view(dtype.carrier)
+        values = stored.astype(_WIDEST[stored.dtype.kind])
+    return values
 
 
 @functools.cache

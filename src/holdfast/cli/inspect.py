@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..address import UsageError, parse
+from ..format.index import Index, TensorRow
 from ..format.records import StepRef
 from ..loading.checkpoint import Checkpoint
 from ..patterns import matches_any, near
@@ -50,7 +51,7 @@ def examine(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
     Raises:
         Corrupt: naming the place.
     """
-    result = _tensor(checkpoint, name)
+    result = _tensor(checkpoint.index, checkpoint.tensor(name))
     done = 0
     with progress() as advance:
 
@@ -69,7 +70,7 @@ def describe(checkpoint: Checkpoint, address: str, name: str | None = None) -> d
         UsageError: nothing is called so.
     """
     commit = checkpoint.commit
-    tensors = [_tensor(checkpoint, n) for n in checkpoint.names if _is_meant(n, name)]
+    tensors = [_tensor(checkpoint.index, row) for row in checkpoint.index.tensors() if _is_meant(row.name, name)]
     values = [{"name": n, "value": v} for n, v in stored_values(checkpoint).items() if not is_container(v)]
     known = [*checkpoint.names, *(v["name"] for v in values)]
     values = [v for v in values if _is_meant(v["name"], name)]
@@ -98,17 +99,15 @@ def _is_meant(candidate: str, name: str | None) -> bool:
     return name is None or candidate == name or candidate.startswith(f"{name}.") or matches_any(candidate, name)
 
 
-def _tensor(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    tensor = checkpoint[name]
-    row = checkpoint.tensor(name)
+def _tensor(index: Index, row: TensorRow) -> dict[str, Any]:
     return {
-        "name": name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "bytes": tensor.nbytes,
-        "role": tensor.role,
-        "owner": str(checkpoint.index.names[row.owner]) if row.owner >= 0 else None,
-        "alias_of": tensor.alias_of,
+        "name": row.name,
+        "dtype": row.dtype.name,
+        "shape": list(row.shape),
+        "bytes": row.nbytes,
+        "role": row.role,
+        "owner": index.names[row.owner] if row.owner >= 0 else None,
+        "alias_of": index.canonical(row).name if row.alias >= 0 else None,
     }
 
 

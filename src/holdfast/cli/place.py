@@ -43,24 +43,28 @@ def find_run(text: str) -> Place:
     address = parse(text)
     if address.format is not None:
         raise UsageError(f"{text} is not a run of holdfast and has no steps; `holdfast inspect {text}` shows what is in it")
-    store = open_store(address.path)
-    names = store.list("") if _may_list(address.path) else []
+    store, path = open_store(address.path), str(address.path).removeprefix("file://")
+    names = store.list("") if "://" in path or os.path.isdir(path) else []
     if RUN_FILE not in names and "steps/" not in names:
-        raise NoCheckpoint(_why_not(str(address.path), names))
+        raise NoCheckpoint(_why_not(path, names))
     return Place(address, text.endswith(f"@{address.at}"), store, History(store))
 
 
 def open_address(text: str) -> Checkpoint:
-    """The checkpoint that `text` names, open.
+    """The checkpoint that `text` names, open. Goes past `holdfast.open`, which loads more than a quick command may.
 
     Raises:
         NoCheckpoint, Corrupt, Unavailable, Unsupported.
     """
-    from ..api import open_checkpoint
+    address = parse(text)
+    if address.format is not None:
+        from ..interop.safetensors_dir import open_safetensors
 
-    if parse(text).format is None:
-        find_run(text)
-    return open_checkpoint(text)
+        return open_safetensors(str(address.path))
+    place = find_run(text)
+    while True:
+        if (checkpoint := open_found(place, place.find())) is not None:
+            return checkpoint
 
 
 def open_found(place: Place, step: Step) -> Checkpoint | None:
@@ -69,10 +73,16 @@ def open_found(place: Place, step: Step) -> Checkpoint | None:
     Raises:
         Corrupt: a file that its record names is not there.
     """
-    from ..api import open_and_lock
+    from ..loading.checkpoint import open_step
 
     try:
-        return open_and_lock(place.store, step)
+        checkpoint = open_step(place.store, step.path, step.commit)
+        try:
+            checkpoint.open_files()
+        except BaseException:
+            checkpoint.close()
+            raise
+        return checkpoint
     except FileNotFoundError as error:
         if not any(s.path == step.path for s in place.history.look().steps):
             return None
@@ -80,12 +90,10 @@ def open_found(place: Place, step: Step) -> Checkpoint | None:
         raise Corrupt(f"step {step.step} lacks a file that its record names: {name}", file=name) from error
 
 
-def _may_list(path: object) -> bool:
-    return not isinstance(path, (str, os.PathLike)) or "://" in str(path) or os.path.isdir(path)
-
-
 def _why_not(path: str, names: list[str]) -> str:
     """What there is where a run was expected, and what to do."""
+    if "://" in path:
+        return f"there is no run at {path}"
     if not os.path.exists(path):
         return f"there is no run at {path}: the directory does not exist"
     if os.path.isfile(path):

@@ -24,16 +24,12 @@ def plot(calm: Story, storm: Storm, target: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise NoMatplotlib(
-            "no picture: matplotlib is not installed; `pip install matplotlib`, and run again"
-        ) from error
+        raise NoMatplotlib("no picture: matplotlib is not installed; `pip install matplotlib`, and run again") from error
     figure = Figure(figsize=(10, 7), layout="constrained")
     losses, way = figure.subplots(2, 1, height_ratios=(3, 2))
     story, began = storm.story, storm.story.starts[0][1]
 
-    losses.plot(
-        [at.step for at in calm.losses], [value(at.loss) for at in calm.losses], color=CALM, lw=5, label="uninterrupted"
-    )
+    losses.plot([at.step for at in calm.losses], [value(at.loss) for at in calm.losses], color=CALM, lw=5, label="uninterrupted")
     last = {at.step: value(at.loss) for at in story.losses}
     losses.plot(list(last), list(last.values()), color=STORM, lw=1, label="killed and resumed")
     losses.set(xlabel="step", ylabel="loss (nats per byte)", title="The same training, with and without being killed")
@@ -45,9 +41,7 @@ def plot(calm: Story, storm: Storm, target: Path) -> None:
 
     labelled = set()
     for kill in storm.kills:
-        color, label = (
-            (IN_TRAINING, "SIGKILL while training") if kill.cut_save is None else (IN_SAVE, "SIGKILL inside a save")
-        )
+        color, label = (IN_TRAINING, "SIGKILL while training") if kill.cut_save is None else (IN_SAVE, "SIGKILL inside a save")
         losses.axvline(kill.step, color=color, lw=1.2, ls="--", label=None if label in labelled else label)
         way.plot(kill.time - began, kill.step, "X", color=color, ms=8)
         labelled.add(label)

@@ -54,9 +54,7 @@ def run_demo(
     try:
         work.mkdir(parents=True)
     except FileExistsError:
-        print(
-            f"holdfast demo: {work} is there from an earlier demo; remove it or name another directory", file=sys.stderr
-        )
+        print(f"holdfast demo: {work} is there from an earlier demo; remove it or name another directory", file=sys.stderr)
         return USAGE
     try:
         with Report(to_stderr=as_json) as report:
@@ -104,7 +102,7 @@ def _show(plan: Plan, picture: Path, work: Path, report: Report, *, as_json: boo
 
 def _tell(plan: Plan, storm: Storm, verdict: Verdict, report: Report) -> None:
     inside = sum(kill.cut_save is not None for kill in storm.kills)
-    report.say(f"finished after {len(storm.kills)} kills of {plan.kills} planned, {inside} of them inside a save")
+    report.say(f"finished; kills: {len(storm.kills)} of {plan.kills} planned, {inside} of them inside a save")
     if not verdict.differences:
         report.say(
             f"bit-equal: {verdict.compared} losses of {plan.steps} steps ({verdict.repeated} done again), "

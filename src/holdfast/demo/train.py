@@ -22,7 +22,7 @@ from holdfast.demo.model import Transformer
 
 THREADS = 1
 """A sum depends on how it is split among threads, so every process splits it in the same way, on a machine of any size.
-Not at all, since two threads that wait for each other are twenty times slower where something else wants a core."""
+One, since two that wait for each other are many times slower where something else wants a core."""
 
 
 class Training:
@@ -38,9 +38,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=steps)
         self.data = Text(standard_library(), context=self.model.shape.context, batch_size=8, seed=seed)
-        self.state = holdfast.State(
-            model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, data=self.data
-        )
+        self.state = holdfast.State(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, data=self.data)
 
     def step(self) -> float:
         """One update; the loss before it."""

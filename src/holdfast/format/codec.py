@@ -53,7 +53,11 @@ def _decode_zstd(stored: Any, raw_bytes: int) -> bytes:
     import zstandard
 
     try:
-        return zstandard.ZstdDecompressor().decompress(stored, max_output_size=raw_bytes)
+        promised = zstandard.frame_content_size(stored)
+        if promised not in (raw_bytes, -1):
+            raise Corrupt(f"a zstd frame of {promised} bytes where the index says {raw_bytes}")
+        with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
+            return reader.read(raw_bytes + 1)
     except zstandard.ZstdError as error:
         raise Corrupt(f"zstd: {error}") from error
 
@@ -68,6 +72,4 @@ def _pair(codec: Codec) -> tuple[Callable[[Any], Any], Callable[[Any, int], Any]
     try:
         return _CODECS[codec.name, codec.version]
     except KeyError:
-        raise Unsupported(
-            f"codec {codec.name} version {codec.version} is not known here; upgrade holdfast to read it"
-        ) from None
+        raise Unsupported(f"codec {codec.name} version {codec.version} is not known here; upgrade holdfast to read it") from None

@@ -49,8 +49,13 @@ def unpack(buffer: Any, path: str) -> tuple[Columns, dict[str, str]]:
     for entry in entries:
         if entry.tag not in _DTYPES:
             raise Corrupt(f"column {entry.key} of {path} has dtype {entry.tag}", file=path, offset=0)
+        if len(entry.shape) not in (1, 2):
+            raise Corrupt(f"column {entry.key} of {path} has {len(entry.shape)} dimensions", file=path, offset=0)
         raw = np.frombuffer(view[length + entry.start : length + entry.stop], _DTYPES[entry.tag])
-        columns[entry.key] = raw.reshape(entry.shape)
+        try:
+            columns[entry.key] = raw.reshape(entry.shape)
+        except ValueError as error:
+            raise Corrupt(f"column {entry.key} of {path}: {error}", file=path, offset=0) from error
     return columns, metadata
 
 
@@ -58,6 +63,8 @@ class Strings(Sequence[str]):
     """A table of strings in two columns: n+1 offsets, and the UTF-8 bytes one after the other."""
 
     def __init__(self, offsets: Array, data: Array) -> None:
+        if offsets.shape[1:] or data.shape[1:] or not offsets.ndim or not data.ndim or not len(offsets) or data.itemsize != 1:
+            raise Corrupt("a string table is not made of offsets and bytes")
         self.offsets = offsets
         self.data = data
 

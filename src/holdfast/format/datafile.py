@@ -73,9 +73,7 @@ def header_length(prefix: bytes, file_bytes: int, path: str) -> int:
         Corrupt: the file is shorter than it claims, or the claim is beyond what safetensors allows.
     """
     if len(prefix) < _PREFIX:
-        raise Corrupt(
-            f"{path} has {file_bytes} bytes; a safetensors file has at least 8: it was truncated", file=path, offset=0
-        )
+        raise Corrupt(f"{path} has {file_bytes} bytes; a safetensors file has at least 8: it was truncated", file=path, offset=0)
     length = int(struct.unpack("<Q", prefix[:_PREFIX])[0])
     if length > _READ_LIMIT or _PREFIX + length > file_bytes:
         raise Corrupt(f"{path} claims a header of {length} bytes in a file of {file_bytes}", file=path, offset=0)
@@ -107,6 +105,8 @@ def parse_header(head: bytes, file_bytes: int, path: str) -> tuple[list[Entry], 
     if not isinstance(table, dict):
         raise refuse("it is not an object")
     metadata = table.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise refuse("__metadata__ is not an object of strings")
     entries = []
     for key, slot in table.items():
         try:
@@ -127,13 +127,11 @@ def parse_header(head: bytes, file_bytes: int, path: str) -> tuple[list[Entry], 
     at = 0
     for entry in entries:
         if entry.start != at:
-            raise refuse(
-                f"{entry.key} begins at {entry.start} where {at} was expected: entries overlap or leave a hole"
-            )
+            raise refuse(f"{entry.key} begins at {entry.start} where {at} was expected: entries overlap or leave a hole")
         at = entry.stop
     if len(head) + at != file_bytes:
         raise refuse(f"it describes {len(head) + at} bytes, the file has {file_bytes}")
-    return entries, metadata if isinstance(metadata, dict) else {}
+    return entries, metadata
 
 
 def _round_up(value: int, unit: int) -> int:

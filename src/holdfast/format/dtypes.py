@@ -59,6 +59,4 @@ def dtype(name: str) -> Dtype:
     try:
         return BY_NAME[name]
     except KeyError:
-        raise Unsupported(
-            f"dtype {name} has no stored form; convert the tensor to one of {', '.join(BY_NAME)}"
-        ) from None
+        raise Unsupported(f"dtype {name} has no stored form; convert the tensor to one of {', '.join(BY_NAME)}") from None

@@ -18,7 +18,7 @@ from . import codec as codecs
 from .columns import Array, Columns, Strings, unpack
 from .digest import ALGORITHM, DIGEST_BYTES, Running
 from .dtypes import Dtype, dtype
-from .names import safe_path
+from .names import path_of, safe_path
 from .records import FEATURES, FORMAT
 
 MAX_CHUNK_BYTES = 64 << 20
@@ -30,6 +30,7 @@ _DEFAULTS: dict[str, tuple[str, int]] = {
     "tensor.owner": ("<i8", -1),
     "tensor.alias": ("<i8", -1),
     "tensor.replica": ("<i8", -1),
+    "tensor.order": ("<i8", 0),
     "chunk.codec": ("<u2", 0),
     "chunk.base": ("<i8", -1),
     "chunk.algorithm": ("|u1", XXH3_128),
@@ -43,7 +44,7 @@ class TensorRow:
     row: int
     name: str
     path: tuple[Any, ...]
-    """Where it stands in the tree of the state: role, then keys as typed JSON."""
+    """Where it stands in the tree of the state: role, then keys; see `names.path_of`."""
     dtype: Dtype
     shape: tuple[int, ...]
     role: str
@@ -127,9 +128,7 @@ class Index:
                                ("tensor.shape.offsets", len(self.names) + 1), ("tensor.entries", len(self.names) + 1),
                                ("entry.chunks", self.entry_count + 1), ("chunk.digest", self.chunk_count)):  # fmt: skip
                 if len(self.columns[name]) != rows:
-                    raise Corrupt(
-                        f"column {name} of {self.path} has {len(self.columns[name])} rows where {rows} belong"
-                    )
+                    raise Corrupt(f"column {name} of {self.path} has {len(self.columns[name])} rows where {rows} belong")
             if self.columns["chunk.digest"].shape[1:] != (DIGEST_BYTES,):
                 raise Corrupt(f"column chunk.digest of {self.path} is not {DIGEST_BYTES} bytes wide")
         except KeyError as error:
@@ -170,11 +169,11 @@ class Index:
             return self._tensors[row]
         try:
             start, stop = self._range("tensor.shape.offsets", row, len(self.columns["tensor.shape"]))
-            path = json.loads(self._paths[row])
+            path = path_of(json.loads(self._paths[row]))
             tensor = TensorRow(
                 row,
                 self.names[row],
-                tuple(path),
+                path,
                 self.dtypes[int(self.columns["tensor.dtype"][row])],
                 tuple(int(d) for d in self.columns["tensor.shape"][start:stop]),
                 self._roles[int(self.columns["tensor.role"][row])],
@@ -184,9 +183,7 @@ class Index:
             self._check_tensor(tensor)
             return tensor
         except (IndexError, ValueError, TypeError) as error:
-            raise Corrupt(
-                f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path
-            ) from error
+            raise Corrupt(f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path) from error
 
     def tensors(self) -> list[TensorRow]:
         """Every tensor, in order of their names; made once and kept."""
@@ -198,7 +195,7 @@ class Index:
                 bounds, dims = self.columns["tensor.shape.offsets"].tolist(), self.columns["tensor.shape"].tolist()
                 dtypes = [self.dtypes[d] for d in self.columns["tensor.dtype"].tolist()]
                 roles = [self._roles[r] for r in self.columns["tensor.role"].tolist()]
-                paths = [tuple(json.loads(p)) for p in self._paths.all()]
+                paths = [path_of(json.loads(p)) for p in self._paths.all()]
                 owner, alias = (
                     self.column("tensor.owner", 0, rows).tolist(),
                     self.column("tensor.alias", 0, rows).tolist(),
@@ -262,12 +259,7 @@ class Index:
             return self._chunks
         entries = np.diff(self.columns["tensor.entries"])
         counts = np.diff(self.columns["entry.chunks"])
-        if (
-            (entries < 0).any()
-            or (counts < 0).any()
-            or entries.sum() != len(counts)
-            or counts.sum() != self.chunk_count
-        ):
+        if (entries < 0).any() or (counts < 0).any() or entries.sum() != len(counts) or counts.sum() != self.chunk_count:
             raise Corrupt(f"the tables of {self.path} do not fit together", file=self.path)
         tensor_of_entry = np.repeat(np.arange(len(self)), entries)
         entry = np.repeat(np.arange(len(counts)), counts)
@@ -328,9 +320,7 @@ class Index:
         if not len(chunks):
             return
         if (chunks.algorithm > XXH3_128).any():
-            raise Unsupported(
-                f"{self.path} has digests of an algorithm that is not known here; upgrade holdfast to read it"
-            )
+            raise Unsupported(f"{self.path} has digests of an algorithm that is not known here; upgrade holdfast to read it")
         if int(chunks.codec.max()) >= len(self.codecs):
             raise Corrupt(f"{self.path} names a codec that it does not describe", file=self.path)
         file = chunks.file.astype(np.int64)
@@ -338,12 +328,7 @@ class Index:
         if not bad.any():
             room = self.columns["file.bytes"][file]
             stored = chunks.stored_bytes.astype(np.int64)
-            bad = (
-                (chunks.offset < 0)
-                | (stored > room)
-                | (chunks.offset > room - stored)
-                | (chunks.raw_bytes > MAX_CHUNK_BYTES)
-            )
+            bad = (chunks.offset < 0) | (stored > room) | (chunks.offset > room - stored) | (chunks.raw_bytes > MAX_CHUNK_BYTES)
         if bad.any():
             row = int(np.flatnonzero(bad)[0])
             raise Corrupt(
@@ -400,9 +385,7 @@ def read_index(buffer: Any, path: str) -> tuple[Columns, dict[str, str]]:
     if metadata.get("holdfast") != "index":
         raise Corrupt(f"{path} is not an index part", file=path)
     if metadata.get("version") != str(FORMAT):
-        raise Unsupported(
-            f"{path} is an index of version {metadata.get('version')}; this holdfast reads {FORMAT}: upgrade it"
-        )
+        raise Unsupported(f"{path} is an index of version {metadata.get('version')}; this holdfast reads {FORMAT}: upgrade it")
     if unknown := sorted(set(filter(None, metadata.get("features", "").split(","))) - FEATURES):
         raise Unsupported(f"{path} needs {', '.join(unknown)}: upgrade holdfast to read it")
     return columns, metadata

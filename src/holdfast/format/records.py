@@ -201,13 +201,9 @@ def unseal(data: bytes, kind: type[R], path: str) -> R:
     try:
         head = msgspec.json.decode(data, type=Record)
         if head.format > FORMAT:
-            raise Unsupported(
-                f"{path} is of format {head.format}; this version of holdfast reads up to {FORMAT}: upgrade it"
-            )
+            raise Unsupported(f"{path} is of format {head.format}; this version of holdfast reads up to {FORMAT}: upgrade it")
         if unknown := sorted(set(head.required_features) - FEATURES):
-            raise Unsupported(
-                f"{path} needs {', '.join(unknown)}, which this version of holdfast does not have: upgrade it"
-            )
+            raise Unsupported(f"{path} needs {', '.join(unknown)}, which this version of holdfast does not have: upgrade it")
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{path} is not a {kind.__name__} record: {error}", file=path) from error

@@ -42,32 +42,46 @@ def encode(value: Any, path: str) -> Any:
     Raises:
         Unsupported: a type without a stored form, named with `path` and how to register it.
     """
+    try:
+        return _encode(value, path)
+    except RecursionError:
+        raise Unsupported(f"{path[:200]} is nested too deeply, or holds itself") from None
+
+
+def _encode(value: Any, path: str) -> Any:
     kind = type(value)
     if value is None or kind is bool:
         return value
     if kind is str:
-        return _encode_str(value)
+        return _encode_str(value, path)
     if kind is int:
-        return value if -_SAFE_INT < value < _SAFE_INT else {"$int": str(value)}
+        return value if -_SAFE_INT < value < _SAFE_INT else {"$int": _decimal(value, path)}
     if kind is float:
         return value if math.isfinite(value) and (value != 0 or math.copysign(1, value) > 0) else _float_bits(value)
     if kind is list:
-        return [encode(v, f"{path}.{i}") for i, v in enumerate(value)]
+        return [_encode(v, f"{path}.{i}") for i, v in enumerate(value)]
     if kind is dict:
         if all(type(k) is str and not k.startswith("$") and _is_unicode(k) for k in value):
-            return {k: encode(v, f"{path}.{k}") for k, v in value.items()}
+            return {k: _encode(v, f"{path}.{k}") for k, v in value.items()}
         return {"$dict": _pairs(value, path)}
     for match, tag, convert in _CONTAINERS:
         if kind is match:
             return {tag: convert(value, path)}
     if kind in _encoders:
         tag, encoder = _encoders[kind]
-        return {"$ext": [tag, encode(encoder(value), path)]}
+        return {"$ext": [tag, _encode(encoder(value), path)]}
     if isinstance(value, enum.Enum):
-        return {"$enum": [f"{kind.__module__}:{kind.__qualname__}", value.name]}
-    if isinstance(value, pathlib.PurePath):
-        return {"$path": str(value)}
-    if kind.__module__ == "numpy" and hasattr(value, "dtype") and getattr(value, "shape", None) == ():
+        where = f"{kind.__module__}:{kind.__qualname__}"
+        is_named = value.name in kind.__members__
+        return {"$enum": [where, value.name] if is_named else [where, None, _encode(value.value, path)]}
+    if isinstance(value, pathlib.PurePosixPath):
+        return {"$path": _encode_str(str(value), path)}
+    if (
+        kind.__module__ == "numpy"
+        and hasattr(value, "dtype")
+        and getattr(value, "shape", None) == ()
+        and value.dtype.kind in "biufcSUmM"
+    ):
         return {"$numpy": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
     raise Unsupported(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which has no stored form: hold it as tensors, numbers, strings and "
@@ -110,10 +124,20 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _encode_str(text: str) -> Any:
-    return (
-        text if _is_unicode(text) else {"$utf16": base64.b64encode(text.encode("utf-16-le", "surrogatepass")).decode()}
-    )
+def _encode_str(text: str, path: str) -> Any:
+    if _is_unicode(text):
+        return text
+    raw = text.encode("utf-16-le", "surrogatepass")
+    if raw.decode("utf-16-le", "surrogatepass") != text:
+        raise Unsupported(f"{path} is text with pairs of surrogates, which have no stored form; hold it as bytes")
+    return {"$utf16": base64.b64encode(raw).decode()}
+
+
+def _decimal(value: int, path: str) -> str:
+    try:
+        return str(value)
+    except ValueError:
+        raise Unsupported(f"{path} is an integer of more digits than Python writes; hold it as bytes") from None
 
 
 def _float_bits(value: float) -> Any:
@@ -121,22 +145,20 @@ def _float_bits(value: float) -> Any:
 
 
 def _pairs(mapping: Any, path: str) -> list[Any]:
-    return [[encode(k, f"{path}.<key>"), encode(v, f"{path}.{k}")] for k, v in mapping.items()]
+    return [[_encode(k, f"{path}.<key>"), _encode(v, f"{path}.{k}")] for k, v in mapping.items()]
 
 
 def _items(sequence: Any, path: str) -> list[Any]:
-    return [encode(v, f"{path}.{i}") for i, v in enumerate(sequence)]
+    return [_encode(v, f"{path}.{i}") for i, v in enumerate(sequence)]
 
 
 def _sorted_items(items: Any, path: str) -> list[Any]:
-    return sorted((encode(v, path) for v in items), key=repr)
+    return sorted((_encode(v, path) for v in items), key=repr)
 
 
 def _defaultdict(value: Any, path: str) -> Any:
     if value.default_factory not in _FACTORIES.values():
-        raise Unsupported(
-            f"{path} is a defaultdict of {value.default_factory}; use one of {', '.join(_FACTORIES)} or a dict"
-        )
+        raise Unsupported(f"{path} is a defaultdict of {value.default_factory}; use one of {', '.join(_FACTORIES)} or a dict")
     name = next(k for k, f in _FACTORIES.items() if f is value.default_factory)
     return [name, _pairs(value, path)]
 
@@ -171,25 +193,23 @@ _CONTAINERS: list[tuple[type, str, Callable[[Any, str], Any]]] = [
 
 
 def _enum(body: Any, path: str) -> Any:
-    where, name = body
+    where, name, *bits = body
     module, _, qualname = where.partition(":")
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise Unsupported(
-            f"{path} is a member of the enum {where}, which is not loaded here; import {module} before loading"
-        )
-    return found[name]
+        raise Unsupported(f"{path} is a member of the enum {where}, which is not loaded here; import {module} before loading")
+    return found[name] if name is not None else found(decode(bits[0], path))
 
 
 def _numpy_scalar(body: Any, path: str) -> Any:
     import numpy as np
 
     kind = np.dtype(body[0])
-    if kind.hasobject:
-        raise ValueError("an object dtype")
-    return np.frombuffer(base64.b64decode(body[1]), kind)[0]
+    if kind.kind not in "biufcSUmM":
+        raise ValueError(f"a scalar of {kind}")
+    return np.frombuffer(base64.b64decode(body[1]), kind)[0] if kind.itemsize else kind.type()
 
 
 def _decode_pairs(body: Any, path: str) -> list[tuple[Any, Any]]:
@@ -220,7 +240,7 @@ _TAGS: dict[str, Callable[[Any, str], Any]] = {
     "$datetime": lambda b, p: datetime.datetime.fromisoformat(b),
     "$date": lambda b, p: datetime.date.fromisoformat(b),
     "$timedelta": lambda b, p: datetime.timedelta(*b),
-    "$path": lambda b, p: pathlib.PurePosixPath(b),
+    "$path": lambda b, p: pathlib.PurePosixPath(decode(b, p)),
     "$numpy": _numpy_scalar,
     "$enum": _enum,
 }

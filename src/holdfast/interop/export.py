@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +42,13 @@ def export_checkpoint(
     )
     if to == "torch":
         return [_export_torch(checkpoint, path, patterns, cast)]
-    names = [n for n in checkpoint.names if matches_any(n, patterns) and checkpoint[n].alias_of is None]
+    names = _distinct(checkpoint, [n for n in checkpoint.names if matches_any(n, patterns)])
+    if not names:
+        raise Refused(f"nothing in step {checkpoint.step} of {checkpoint.store.url} matches {', '.join(patterns)}")
     plan = [(_outer_name(checkpoint, name, to), name, _cast_to(name, checkpoint[name].dtype, cast)) for name in names]
+    outer = [name for name, _, _ in plan]
+    if twice := [name for name, count in Counter(outer).items() if count > 1]:
+        raise Refused(f"two modules both have {', '.join(twice)}; export them apart with select=, or to safetensors, which keeps roles")
     scratch = f"{path}.partial"
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)
@@ -57,6 +63,18 @@ def export_checkpoint(
     return [os.path.join(path, name) for name in written]
 
 
+def _distinct(checkpoint: Checkpoint, names: list[str]) -> list[str]:
+    """The names without those that share their memory with an earlier one of them."""
+    seen: set[str] = set()
+    kept = []
+    for name in sorted(names, key=lambda n: checkpoint[n].alias_of is not None):
+        memory = checkpoint[name].alias_of or name
+        if memory not in seen:
+            seen.add(memory)
+            kept.append(name)
+    return sorted(kept)
+
+
 def _outer_name(checkpoint: Checkpoint, name: str, to: str) -> str:
     role = checkpoint[name].role
     return name.removeprefix(f"{role}.") if to == "hf" else name
@@ -67,9 +85,7 @@ def _cast_to(name: str, stored: str, cast: Mapping[str, Any]) -> str:
     return dtype(str(wanted).removeprefix("torch.")).name
 
 
-def _write_shards(
-    checkpoint: Checkpoint, plan: list[tuple[str, str, str]], folder: str, max_shard_bytes: int
-) -> list[str]:
+def _write_shards(checkpoint: Checkpoint, plan: list[tuple[str, str, str]], folder: str, max_shard_bytes: int) -> list[str]:
     shards: list[list[tuple[str, str, str]]] = [[]]
     filled = 0
     for item in plan:

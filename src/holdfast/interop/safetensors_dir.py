@@ -34,6 +34,9 @@ def open_safetensors(path: str) -> Checkpoint:
         Unsupported: a dtype without a stored form.
     """
     folder, names = _files(path)
+    weights = _weight_map(folder) if len(names) > 1 or os.path.isdir(path) else None
+    if weights is not None:
+        names = sorted(set(weights.values()))
     store = LocalStore(folder)
     tensors: dict[str, tuple[int, datafile.Entry, int]] = {}
     sizes = []
@@ -42,13 +45,13 @@ def open_safetensors(path: str) -> Checkpoint:
         sizes.append(size)
         for entry in entries:
             if entry.key in tensors:
-                raise Corrupt(
-                    f"{entry.key} stands in {names[tensors[entry.key][0]]} and in {name} of {folder}", file=name
-                )
+                raise Corrupt(f"{entry.key} stands in {names[tensors[entry.key][0]]} and in {name} of {folder}", file=name)
             if entry.tag not in BY_TAG:
                 raise Unsupported(f"{entry.key} in {name} has dtype {entry.tag}, which holdfast has no stored form for")
             tensors[entry.key] = (number, entry, header_bytes)
-    _check_index(folder, names, tensors)
+    for key, name in (weights or {}).items():
+        if key not in tensors or names[tensors[key][0]] != name:
+            raise Corrupt(f"{_INDEX} in {folder} says that {key} is in {name}, where it is not", file=name, tensor=key)
     columns = _columns(tensors, names, sizes)
     commit = Commit(
         decision="committed", kind="virtual", run=folder, step=0, attempt=0, roles={ROLE: "module"}, tensors=len(tensors),
@@ -76,18 +79,21 @@ def _files(path: str) -> tuple[str, list[str]]:
     return os.path.abspath(path), names
 
 
-def _check_index(folder: str, names: list[str], tensors: dict[str, tuple[int, datafile.Entry, int]]) -> None:
+def _weight_map(folder: str) -> dict[str, str] | None:
+    """The index's map from tensor to file, or None where there is no index."""
     try:
         with open(os.path.join(folder, _INDEX)) as file:
             weights = json.load(file)["weight_map"]
     except FileNotFoundError:
-        return
-    except (ValueError, KeyError, TypeError) as error:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Corrupt(f"{_INDEX} in {folder} is damaged: {error}", file=_INDEX) from error
+    if not isinstance(weights, dict) or not all(isinstance(name, str) for name in weights.values()):
+        raise Corrupt(f"{_INDEX} in {folder} is damaged: weight_map is no map from tensors to files", file=_INDEX)
     for key, name in weights.items():
-        safe_path(name, _INDEX)
-        if name not in names or key not in tensors or names[tensors[key][0]] != name:
-            raise Corrupt(f"{_INDEX} in {folder} says that {key} is in {name}, where it is not", file=name, tensor=key)
+        if not os.path.isfile(os.path.join(folder, safe_path(name, _INDEX))):
+            raise Corrupt(f"{_INDEX} in {folder} says that {key} is in {name}, which is not there", file=name, tensor=key)
+    return weights
 
 
 def _columns(tensors: dict[str, tuple[int, datafile.Entry, int]], names: list[str], sizes: list[int]) -> Columns:

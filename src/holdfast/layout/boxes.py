@@ -22,9 +22,7 @@ def covers_once(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
     meet there are compared.
     """
     for offset, extent in boxes:
-        if len(offset) != len(shape) or any(
-            o < 0 or e < 0 or o + e > d for o, e, d in zip(offset, extent, shape, strict=True)
-        ):
+        if len(offset) != len(shape) or any(o < 0 or e < 0 or o + e > d for o, e, d in zip(offset, extent, shape, strict=True)):
             return f"the box {list(offset)}+{list(extent)} leaves the tensor"
     filled = sorted((box for box in boxes if volume(box)), key=lambda box: box[0])
     open_boxes: list[Box] = []

@@ -12,7 +12,7 @@ from ..errors import Corrupt, NoCheckpoint, Unsupported
 from ..format import datafile, values
 from ..format.digest import LogicalDigest, element_bits, hex_digest
 from ..format.index import Chunks, Index, TensorRow
-from ..format.names import dotted
+from ..format.names import dotted, path_of
 from ..format.records import Commit
 from ..run.assemble import merge_parts
 from ..run.decide import read_part
@@ -50,16 +50,18 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        return list(self.index.names)
+        """The logical names of its tensors, sorted."""
+        return self.index.names.all()
 
     @property
     def values(self) -> dict[str, Any]:
         """The non-tensor leaves by logical name, decoded."""
-        return {dotted(path): values.decode(data, dotted(path)) for path, data in self.plain_values()}
+        return {name: values.decode(data, name) for name, data in self.plain_values()}
 
-    def plain_values(self) -> list[tuple[list[Any], Any]]:
-        """(path, typed JSON) of every value, without the marks of containers."""
-        return [(path, data) for path, data in self.commit.values if not (isinstance(data, dict) and NODE in data)]
+    def plain_values(self) -> list[tuple[str, Any]]:
+        """(logical name, typed JSON) of every value, without the marks of containers."""
+        pairs = [(dotted(path_of(path)), data) for path, data in self.commit.values]
+        return [(name, data) for name, data in pairs if not (isinstance(data, dict) and NODE in data)]
 
     def __len__(self) -> int:
         return len(self.index)
@@ -79,6 +81,11 @@ class Checkpoint:
         return LazyTensor(self, self.tensor(name))
 
     def tensor(self, name: str) -> TensorRow:
+        """The index's row of the tensor `name`.
+
+        Raises:
+            KeyError: there is none.
+        """
         row = self.index.find(name)
         if row < 0:
             raise KeyError(f"{name} is not in step {self.step} of {self.store.url}")
@@ -97,9 +104,7 @@ class Checkpoint:
             Corrupt: a file is gone.
         """
         try:
-            return read_chunks(
-                self._files, chunks, self.index.codecs, target, deliver, lambda i: self._name(chunks, i), progress
-            )
+            return read_chunks(self._files, chunks, self.index.codecs, target, deliver, lambda i: self._name(chunks, i), progress)
         except FileNotFoundError as error:
             raise missing_file(str(error.filename or error), self.store.url, self.step) from error
 
@@ -228,8 +233,6 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     parts = []
     for ref in commit.parts:
         if not ref.path.startswith(f"{path}/"):
-            raise Corrupt(
-                f"{path}/commit.json names the index {ref.path!r} outside its directory", file=f"{path}/commit.json"
-            )
+            raise Corrupt(f"{path}/commit.json names the index {ref.path!r} outside its directory", file=f"{path}/commit.json")
         parts.append(read_part(store, ref.path, ref.digest)[0])
     return Checkpoint(store, commit, Index(merge_parts(parts, path), f"{path}/index"))

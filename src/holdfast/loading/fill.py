@@ -17,7 +17,7 @@ import torch
 from ..errors import Corrupt
 from ..format.index import Chunks
 from ..live import Live
-from ..tensors import byte_view, torch_dtype, write_flat
+from ..tensors import byte_view, from_bytes, torch_dtype, write_flat
 from ..tree import Path, build
 from .checkpoint import Checkpoint
 from .match import Fill, Match
@@ -31,7 +31,11 @@ def read_into(checkpoint: Checkpoint, fills: list[Fill]) -> int:
         Corrupt: some targets may hold wrong bytes.
     """
     plan = _plan(checkpoint, fills)
-    if damages := checkpoint.read(plan.chunks, plan.target, plan.deliver):
+    damages = checkpoint.read(plan.chunks, plan.target, plan.deliver)
+    for fill in fills:
+        if fill.live is not None:  # so that a backward pass that still needs the old values says so
+            torch.autograd.graph.increment_version(fill.target)
+    if damages:
         raise first_damage(damages, checkpoint.store.url, checkpoint.step)
     return int(plan.chunks.stored_bytes.sum(dtype=np.int64))
 
@@ -44,22 +48,24 @@ def check_bytes(checkpoint: Checkpoint, fills: list[Fill]) -> list[Damage]:
 
 def put(matched: Match, live: Live) -> None:
     """Give the live objects what is not filled in place: values, whole trees, what was allocated, generators."""
-    by_path: dict[Path, Any] = {fill.path: fill.target for fill in matched.fills}
-    by_path |= dict(matched.values.values())
-    for subtree in matched.subtrees:
-        below = {path: value for path, value in by_path.items() if path[: len(subtree)] == subtree}
-        live.subtrees[subtree](build(below, matched.nodes, subtree))
-        for path in below:
-            del by_path[path]
+    leaves: dict[Path, Any] = {fill.path: fill.target for fill in matched.fills}
+    leaves |= dict(matched.values.values())
+    below: dict[Path, dict[Path, Any]] = {}
+    for path, value in leaves.items():
+        subtree = live.subtree_of(path)
+        if subtree is not None:
+            below.setdefault(subtree, {})[path] = value
+    for subtree, tree in below.items():
+        live.subtrees[subtree](build(tree, matched.nodes, subtree))
     for fill in matched.fills:
-        if fill.path not in by_path:
+        if live.subtree_of(fill.path) is not None:
             continue
         if fill.live is None:
             _place(live, fill.path, fill.target)
         elif fill.live.put is not None:
             fill.live.put(fill.target)
     for name, (path, value) in matched.values.items():
-        if path not in by_path:
+        if live.subtree_of(path) is not None:
             continue
         item = live.values.get(name)
         if item is None:
@@ -97,11 +103,7 @@ def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
         for entry in index.entries(stored):
             offset, shape = index.box(stored, entry)
             is_whole = shape == stored.shape
-            target = (
-                fill.target
-                if is_whole
-                else fill.target[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
-            )
+            target = fill.target if is_whole else fill.target[tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))]
             wanted, at = math.prod(shape) * stored.dtype.itemsize, 0
             view = byte_view(target) if target.dtype == dtype else None
             for row in range(*index.chunk_range(entry)):
@@ -119,7 +121,7 @@ def _plan(checkpoint: Checkpoint, fills: list[Fill]) -> _Plan:
     def deliver(i: int, raw: Bytes) -> None:
         spot = spots[i]
         aligned = raw if raw.ctypes.data % spot.dtype.itemsize == 0 and raw.flags.writeable else raw.copy()
-        write_flat(spot.target, spot.start // spot.dtype.itemsize, torch.from_numpy(aligned).view(spot.dtype))
+        write_flat(spot.target, spot.start // spot.dtype.itemsize, from_bytes(aligned, spot.dtype))
 
     return _Plan(joined, lambda i: spots[i].memory, deliver)
 

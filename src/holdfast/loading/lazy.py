@@ -45,12 +45,12 @@ class LazyTensor:
         Raises:
             Corrupt: the bytes are not what was captured. IndexError: as torch.
         """
-        import torch
+        from ..tensors import from_bytes, torch_dtype
 
         low, high, rest = self._rows(key)
         raw = self._read(low, high)
         shape = (high - low, *self.shape[1:]) if self.shape else ()
-        tensor = torch.from_numpy(raw).view(getattr(torch, self.dtype)).reshape(shape)
+        tensor = from_bytes(raw, torch_dtype(self.dtype)).reshape(shape)
         return tensor[rest]
 
     def carrier(self, low: int = 0, high: int | None = None) -> np.ndarray:

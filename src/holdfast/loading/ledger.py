@@ -43,9 +43,7 @@ class Ledger:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [
-            f"step {self.step} (attempt {self.attempt}): {len(self.filled)} filled, {len(self.allocated)} allocated"
-        ]
+        lines = [f"step {self.step} (attempt {self.attempt}): {len(self.filled)} filled, {len(self.allocated)} allocated"]
         for title, names in (
             ("cast", self.cast),
             ("renamed from", self.renamed),

@@ -14,10 +14,10 @@ import torch
 from ..errors import Mismatch
 from ..format import values
 from ..format.index import TensorRow
-from ..format.names import dotted
+from ..format.names import dotted, path_of
 from ..live import Live, LiveTensor, LiveValue
 from ..patterns import as_list, matches_any, near, rename, renamer
-from ..tensors import dtype_name, torch_dtype
+from ..tensors import dtype_name, overlaps_itself, torch_dtype
 from ..tree import Path
 from .checkpoint import NODE, Checkpoint
 from .ledger import Ledger
@@ -48,9 +48,7 @@ class Wishes:
         cast: Any = None,
         live: Any = (),
     ) -> Wishes:
-        return cls(
-            as_list(select), as_list(exclude), as_list(waive), dict(rename or {}), dict(cast or {}), as_list(live)
-        )
+        return cls(as_list(select), as_list(exclude), as_list(waive), dict(rename or {}), dict(cast or {}), as_list(live))
 
     def wants(self, name: str) -> bool:
         return (not self.select or matches_any(name, self.select)) and not matches_any(name, self.exclude)
@@ -80,7 +78,8 @@ class Match:
     values: dict[str, tuple[Path, Any]] = field(default_factory=dict)
     """Live name to path and decoded value."""
     nodes: dict[Path, str] = field(default_factory=dict)
-    subtrees: list[Path] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """Stored values of what keeps its live one."""
     ledger: Ledger = field(default_factory=Ledger)
 
 
@@ -103,46 +102,65 @@ def match(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool) -
         Mismatch: every difference, each with its name.  Unsupported: a value or dtype that is not known here.
     """
     result = Match(ledger=Ledger(step=checkpoint.step, attempt=checkpoint.attempt))
-    stored = _stored(checkpoint, live, wishes, all_roles, result.ledger)
     problems: dict[str, str] = {}
-    result.subtrees = [p for p in live.subtrees if any(_is_below(path, p) for path in _all_paths(stored))]
+    stored = _stored(checkpoint, live, wishes, all_roles, result.ledger, problems)
     result.nodes = stored.nodes
     _match_tensors(stored, live, wishes, result, problems)
     _match_values(stored, live, wishes, result, problems)
-    _match_aliases(checkpoint, result, problems)
-    for subtree in live.required - set(result.subtrees):
+    _match_aliases(checkpoint, result, problems, wishes)
+    found = {live.subtree_of(path) for path in (*stored.paths.values(), *(path for path, _ in stored.values.values()))}
+    for subtree in live.required - found:
         if wishes.wants(dotted(subtree)):
             problems[dotted(subtree)] = "missing: it is live, but nothing of it is stored"
             result.ledger.missing.append(dotted(subtree))
+    if not all_roles and "rng" not in checkpoint.commit.roles:
+        for name in [n for n in problems if live.roles.get(n.partition(".")[0]) == "rng"]:
+            result.ledger.waived[name] = problems.pop(name)
     _raise_unless_waived(problems, wishes, result.ledger, checkpoint)
     return result
 
 
-def _stored(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool, ledger: Ledger) -> _Stored:
+def _stored(
+    checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool, ledger: Ledger, problems: dict[str, str]
+) -> _Stored:
     renames = renamer(wishes.rename)
     stored = _Stored({}, {}, {}, {})
+    kinds = checkpoint.commit.roles
 
     def place(name: str, path: Path) -> tuple[str, Path] | None:
-        ours = rename(name, renames)
+        """The live name and path of a stored name; None if it was not asked for."""
+        ours, moved = rename(name, renames), path
+        if kinds.get(path[0]) == "optimizer" and len(path) > 2 and isinstance(path[1], str):
+            moved = (path[0], rename(path[1], renames), *path[2:])  # moments go with their parameter
+            if ours == name or ours == dotted(moved):
+                ours = dotted(moved)
+            else:
+                moved = path
         if not wishes.wants(ours) or (not all_roles and path[0] not in live.roles and ours == name):
             ledger.skipped.append(name)
             return None
+        if ours in stored.tensors or ours in stored.values:
+            problems[ours] = f"is what two stored names would become: {ledger.renamed.get(ours, ours)} and {name}"
         if ours != name:
             ledger.renamed[ours] = name
             known: LiveTensor | LiveValue | None = live.tensors.get(ours)
             known = known or live.values.get(ours)
-            path = known.path if known else (ours.partition(".")[0], ours.partition(".")[2])
-        return ours, path
+            if known is not None:
+                moved = known.path
+            elif moved == path:
+                moved = (ours.partition(".")[0], ours.partition(".")[2])
+        return ours, moved
 
     for tensor in checkpoint.index.tensors():
         if placed := place(tensor.name, tensor.path):
             stored.tensors[placed[0]], stored.paths[placed[0]] = tensor, placed[1]
     for raw_path, data in checkpoint.commit.values:
-        path = tuple(raw_path)
+        path = path_of(raw_path)
         if isinstance(data, dict) and NODE in data:
             stored.nodes[path] = data[NODE]
         elif placed := place(dotted(path), path):
-            stored.values[placed[0]] = (placed[1], data)
+            is_members = kinds.get(path[0]) == "optimizer" and path[-1] == "params" and isinstance(data, list)
+            stored.values[placed[0]] = (placed[1], [rename(n, renames) for n in data] if is_members else data)
     return stored
 
 
@@ -151,38 +169,40 @@ def _match_tensors(stored: _Stored, live: Live, wishes: Wishes, result: Match, p
     for name, tensor in stored.tensors.items():
         path, ours = stored.paths[name], live.tensors.get(name)
         kind = torch_dtype(tensor.dtype.name)
-        if any(_is_below(path, subtree) for subtree in live.subtrees):
+        if live.subtree_of(path) is not None:
             result.fills.append(Fill(name, tensor, torch.empty(tensor.shape, dtype=kind), None, path))
             ledger.filled.append(name)
         elif ours is not None:
             _match_one(name, tensor, ours, wishes, result, problems)
         elif name in live.values:
-            problems[name] = "is stored as a tensor, but the live one is a value"
+            if wishes.keeps_live(name):
+                ledger.live.append(name)
+            else:
+                problems[name] = "is stored as a tensor, but the live one is a value"
         elif (made := _allocate(live, path, kind, tensor.shape)) is not None:
             result.fills.append(Fill(name, tensor, made, None, path))
             ledger.allocated.append(name)
         else:
             problems[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.tensors)
             ledger.unexpected.append(name)
+    filled = {fill.live.alias or fill.name for fill in result.fills if fill.live is not None}
     for name, item in live.tensors.items():
-        if (
-            name not in stored.tensors
-            and wishes.wants(name)
-            and not any(_is_below(item.path, s) for s in live.subtrees)
-        ):
-            if name in stored.values:
-                problems[name] = "is stored as a value, but the live one is a tensor"
-                continue
+        if name in stored.tensors or not wishes.wants(name) or live.subtree_of(item.path) is not None:
+            continue
+        if (item.alias or name) in filled:
+            ledger.filled.append(name)  # through the name that it shares its memory with
+        elif name not in stored.values:
             problems[name] = "missing: it is live, but not stored" + near(name, stored.tensors)
             ledger.missing.append(name)
 
 
-def _match_one(
-    name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, result: Match, problems: dict[str, str]
-) -> None:
+def _match_one(name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
     shape, kind = tuple(ours.tensor.shape), dtype_name(ours.tensor)
     if wishes.keeps_live(name):
         result.ledger.live.append(name)
+        return
+    if overlaps_itself(ours.tensor):
+        problems[name] = "has several elements at one place in memory, as after expand(); clone it"
         return
     if shape != tensor.shape:
         problems[name] = f"has shape {list(tensor.shape)} stored and {list(shape)} live"
@@ -208,12 +228,17 @@ def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, pr
     for name, (path, data) in stored.values.items():
         ours = live.values.get(name)
         decoded = values.decode(data, name)
-        if any(_is_below(path, subtree) for subtree in live.subtrees):
+        if live.subtree_of(path) is not None:
             result.values[name] = (path, decoded)
             ledger.filled.append(name)
+        elif wishes.keeps_live(name) and (ours is not None or name in live.tensors):
+            ledger.live.append(name)
+            result.kept[name] = decoded
+            if ours is not None:
+                _note_hyper(name, decoded, ours.value, ours.is_hyper, ledger)
+        elif name in live.tensors:
+            problems[name] = "is stored as a value, but the live one is a tensor"
         elif ours is None:
-            if name in live.tensors:
-                continue
             if _may_place(live, path):
                 result.values[name] = (path, decoded)
                 ledger.allocated.append(name)
@@ -223,19 +248,16 @@ def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, pr
         elif ours.put is None:
             if not _same(ours.value, decoded):
                 problems[name] = f"differs: stored {_short(decoded)}, live {_short(ours.value)}"
-        elif wishes.keeps_live(name):
-            ledger.live.append(name)
-            _note_hyper(name, decoded, ours.value, ours.is_hyper, ledger)
         else:
             result.values[name] = (path, decoded)
             ledger.filled.append(name)
             _note_hyper(name, decoded, ours.value, ours.is_hyper, ledger)
+    groups = {path[:3] for path, _ in stored.values.values()}
     for name, item in live.values.items():
-        if name in stored.values or name in stored.tensors or not wishes.wants(name):
+        is_there = name in stored.values or name in stored.tensors
+        if is_there or not wishes.wants(name) or live.subtree_of(item.path) is not None:
             continue
-        if any(_is_below(item.path, subtree) for subtree in live.subtrees):
-            continue
-        if item.is_hyper and any(v[0][:2] == item.path[:2] for v in stored.values.values()):
+        if item.is_hyper and item.path[:3] in groups:  # a key that a newer torch has added
             ledger.hyper[name] = ("(not stored)", item.value)
             ledger.live.append(name)
             continue
@@ -243,8 +265,9 @@ def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, pr
         ledger.missing.append(name)
 
 
-def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, str]) -> None:
+def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, str], wishes: Wishes) -> None:
     """What is tied must be tied on both sides, as far as both names are loaded."""
+    apart = set()
     stored_as: dict[int, list[Fill]] = {}
     live_as: dict[str, list[Fill]] = {}
     for fill in result.fills:
@@ -261,9 +284,10 @@ def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, st
     for group in live_as.values():
         for fill in group[1:]:
             if checkpoint.index.canonical(fill.stored).row != checkpoint.index.canonical(group[0].stored).row:
-                problems[fill.name] = (
-                    f"is tied to {group[0].name} here, but stored apart from it; untie them, or load one of the two"
-                )
+                problems[fill.name] = f"is tied to {group[0].name} here, but stored apart from it; untie them, or load one"
+                apart.add(fill.name)
+    waived = {name for name in apart if matches_any(name, wishes.waive)}  # one memory has room for one of them
+    result.fills = [fill for fill in result.fills if fill.name not in waived]
 
 
 def _memory(item: LiveTensor) -> str:
@@ -294,14 +318,6 @@ def _allocate(live: Live, path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 
 def _may_place(live: Live, path: Path) -> bool:
     return _allocate(live, path, torch.float32, ()) is not None
-
-
-def _is_below(path: Path, root: Path) -> bool:
-    return path[: len(root)] == root
-
-
-def _all_paths(stored: _Stored) -> list[Path]:
-    return [*stored.paths.values(), *(path for path, _ in stored.values.values())]
 
 
 def _same(one: Any, other: Any) -> bool:

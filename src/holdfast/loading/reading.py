@@ -115,7 +115,8 @@ def _groups(chunks: Chunks, order: npt.NDArray[np.int64], rows: Sequence[FileRow
     stored = chunks.stored_bytes[order].astype(np.int64)
     same = file[1:] == file[:-1]
     gap = offset[1:] - (offset[:-1] + stored[:-1])
-    if (bad := np.flatnonzero(same & (gap < 0))).size:
+    is_again = same & (offset[1:] == offset[:-1]) & (stored[1:] == stored[:-1])  # one chunk for two memories
+    if (bad := np.flatnonzero(same & (gap < 0) & ~is_again)).size:
         path, at = rows[int(file[bad[0]])].path, int(offset[bad[0] + 1])
         raise Corrupt(f"two chunks overlap at byte {at} of {path}", file=path, offset=at)
     running = np.cumsum(stored)
@@ -143,9 +144,7 @@ class _Work:
         first = rows[0]
         file, offset = int(chunks.file[first]), int(chunks.offset[first])
         reader = self.files.reader(file)
-        targets = [
-            self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)
-        ]
+        targets = [self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)]
         buffers = [np.empty(n, np.uint8) if t is None else t for t, n in zip(targets, stored, strict=True)]
         got = reader.read_into(offset, [b.data for b in buffers])
         damages = []
@@ -154,9 +153,7 @@ class _Work:
             if got < stored[i]:
                 reason = f"are missing: the file has {reader.nbytes} bytes"
             else:
-                plain, reason = self._check(
-                    buffers[i], codec[i], raw[i], wanted[i].tobytes() if has_digest[i] else None
-                )
+                plain, reason = self._check(buffers[i], codec[i], raw[i], wanted[i].tobytes() if has_digest[i] else None)
                 if reason is not None:
                     reader.read_into(offset, [buffers[i].data])
                     plain, reason = self._check(buffers[i], codec[i], raw[i], wanted[i].tobytes())

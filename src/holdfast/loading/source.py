@@ -38,7 +38,8 @@ def contents_of_stored(checkpoint: Checkpoint, wants: Callable[[str], bool] = la
     rows = [t for t in index.tensors() if wants(t.role)]
     canonical: dict[int, str] = {}
     items = []
-    for tensor in sorted(rows, key=lambda t: (t.alias >= 0, t.row)):
+    order = index.column("tensor.order", 0, len(index))
+    for tensor in sorted(rows, key=lambda t: int(order[t.row])):
         holder = index.canonical(tensor)
         first = canonical.setdefault(holder.row, tensor.name)
         items.append(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..format import values
-from ..format.names import dotted
+from ..format.names import dotted, path_of
 from ..tensors import torch_dtype
 from ..tree import Path, build
 from .checkpoint import NODE, Checkpoint
@@ -16,9 +16,7 @@ from .fill import read_into
 from .match import Fill, Wishes
 
 
-def load_tree(
-    checkpoint: Checkpoint, select: str | Sequence[str] | None, exclude: str | Sequence[str]
-) -> dict[str, Any]:
+def load_tree(checkpoint: Checkpoint, select: str | Sequence[str] | None, exclude: str | Sequence[str]) -> dict[str, Any]:
     """The selected part of a checkpoint as nested containers. Tied tensors share memory.
 
     Raises:
@@ -27,7 +25,8 @@ def load_tree(
     wishes = Wishes.of(select, exclude)
     made: dict[int, torch.Tensor] = {}
     fills, leaves = [], {}
-    for tensor in checkpoint.index.tensors():
+    order = checkpoint.index.column("tensor.order", 0, len(checkpoint.index))
+    for tensor in sorted(checkpoint.index.tensors(), key=lambda t: int(order[t.row])):
         if not wishes.wants(tensor.name):
             continue
         holder = checkpoint.index.canonical(tensor)
@@ -38,7 +37,7 @@ def load_tree(
     read_into(checkpoint, fills)
     nodes: dict[Path, str] = {}
     for raw_path, data in checkpoint.commit.values:
-        path = tuple(raw_path)
+        path = path_of(raw_path)
         if isinstance(data, dict) and NODE in data:
             nodes[path] = data[NODE]
         elif wishes.wants(dotted(path)):

@@ -12,18 +12,20 @@ from ..format.codec import RAW
 from ..format.columns import Columns, Strings
 from ..format.digest import DIGEST_BYTES
 from ..format.index import Index, is_fresh
+from ..format.names import stored_path
 from .contents import TensorItem
 from .files import Placed
 
 
 def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     """The index columns of one writer's part."""
+    order = {item.name: number for number, item in enumerate(items)}
     items = sorted(items, key=lambda item: item.name.encode())
     rows = {item.name: row for row, item in enumerate(items)}
     dtypes, roles = sorted({i.dtype for i in items}), sorted({i.role for i in items})
     columns: Columns = {}
     Strings.of([i.name for i in items]).write(columns, "tensor.name")
-    Strings.of([json.dumps(i.path, separators=(",", ":")) for i in items]).write(columns, "tensor.path")
+    Strings.of([json.dumps(stored_path(i.path), separators=(",", ":")) for i in items]).write(columns, "tensor.path")
     Strings.of(dtypes).write(columns, "dtype.name")
     Strings.of(roles).write(columns, "role.name")
     Strings.of([json.dumps([RAW.name, RAW.version, RAW.parameters])]).write(columns, "codec.json")
@@ -31,6 +33,7 @@ def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     columns["tensor.role"] = np.array([roles.index(i.role) for i in items], np.uint16)
     columns["tensor.shape.offsets"] = _offsets([len(i.shape) for i in items])
     columns["tensor.shape"] = np.array([d for i in items for d in i.shape], np.int64)
+    columns["tensor.order"] = np.array([order[i.name] for i in items], np.int64)
     columns["tensor.owner"] = np.array([rows.get(i.owner or "", -1) for i in items], np.int64)
     columns["tensor.alias"] = np.array([rows[i.alias] if i.alias else -1 for i in items], np.int64)
 
@@ -110,7 +113,7 @@ def merge_parts(parts: Sequence[Columns], where: str) -> Columns:
         base += index.file_count
     columns: Columns = {}
     Strings.of(names).write(columns, "tensor.name")
-    Strings.of([json.dumps(t.path, separators=(",", ":")) for t in tensors]).write(columns, "tensor.path")
+    Strings.of([json.dumps(stored_path(t.path), separators=(",", ":")) for t in tensors]).write(columns, "tensor.path")
     Strings.of(dtypes).write(columns, "dtype.name")
     Strings.of(roles).write(columns, "role.name")
     Strings.of(codec_table).write(columns, "codec.json")

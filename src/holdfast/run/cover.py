@@ -21,17 +21,13 @@ def prove_cover(index: Index) -> None:
     owned = np.diff(columns["tensor.entries"])
     alias = index.column("tensor.alias", 0, len(index)) >= 0
     if (owned[alias] > 0).any():
-        raise Corrupt(
-            f"{index.names[int(np.flatnonzero(alias & (owned > 0))[0])]} is an alias and has bytes of its own"
-        )
+        raise Corrupt(f"{index.names[int(np.flatnonzero(alias & (owned > 0))[0])]} is an alias and has bytes of its own")
     tensor_of_entry = np.repeat(np.arange(len(index)), owned)
     is_whole = _whole_boxes(index, tensor_of_entry)
     for row in np.flatnonzero(~alias & (owned != 1)).tolist() + tensor_of_entry[~is_whole].tolist():
         tensor = index.tensor(row)
         if why := covers_once(tensor.shape, [index.box(tensor, entry) for entry in index.entries(tensor)]):
-            raise Refused(
-                f"the parts of {tensor.name}, shape {list(tensor.shape)}, do not cover it exactly once: {why}"
-            )
+            raise Refused(f"the parts of {tensor.name}, shape {list(tensor.shape)}, do not cover it exactly once: {why}")
     _prove_chunks(index, tensor_of_entry)
 
 
@@ -68,6 +64,4 @@ def _prove_chunks(index: Index, tensor_of_entry: Array) -> None:
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         name = index.names[int(tensor_of_entry[first])]
-        raise Corrupt(
-            f"the chunks of {name} do not make up its {int(wanted[first])} bytes in {index.path}", file=index.path
-        )
+        raise Corrupt(f"the chunks of {name} do not make up its {int(wanted[first])} bytes in {index.path}", file=index.path)

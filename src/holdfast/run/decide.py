@@ -73,9 +73,7 @@ def publish_part(
     return PartRef(writer=part.writer, path=path, bytes=nbytes, digest=running.hex()), reused or path
 
 
-def read_part(
-    store: Store, path: str, digest: str | None = None, *, follow: bool = True
-) -> tuple[Columns, Part, PartRef]:
+def read_part(store: Store, path: str, digest: str | None = None, *, follow: bool = True) -> tuple[Columns, Part, PartRef]:
     """A writer's part; its layout fetched from the earlier part that holds it.
 
     Raises:
@@ -98,9 +96,7 @@ def read_part(
     return columns, part, PartRef(writer=part.writer, path=path, bytes=len(data), digest=found)
 
 
-def gather_parts(
-    store: Store, folder: str, writers: Sequence[str], deadline: float
-) -> list[tuple[Columns, Part, PartRef]]:
+def gather_parts(store: Store, folder: str, writers: Sequence[str], deadline: float) -> list[tuple[Columns, Part, PartRef]]:
     """The parts of all `writers`, in their order, as soon as all are published.
 
     Args:
@@ -175,9 +171,7 @@ def decide(store: Store, folder: str, record: Commit) -> Commit:
         said = f"{existing.decision} ({existing.reason})" if existing else "decided and deleted"
         raise StepExists(f"{folder} was already {said}; a decision is taken once", existing) from None
     except FileNotFoundError:
-        raise StepExists(
-            f"{folder} was removed while it was being written: another process took it for dead", None
-        ) from None
+        raise StepExists(f"{folder} was removed while it was being written: another process took it for dead", None) from None
     return record
 
 

@@ -135,9 +135,7 @@ class FilesWriter:
         digests, header = file.finish()
         row = len(self._placed.files)
         digest = hex_digest(header)
-        self._placed.owned.append(
-            FileRef(path=file.path, bytes=file.image.nbytes, header_bytes=len(header), digest=digest)
-        )
+        self._placed.owned.append(FileRef(path=file.path, bytes=file.image.nbytes, header_bytes=len(header), digest=digest))
         self._placed.files.append(
             FileRow(file.path, self._step, self._attempt, file.image.nbytes, "", len(header), bytes.fromhex(digest))
         )

@@ -155,15 +155,13 @@ class History:
                 return newest(self.look(), self.store.url)
             if commit is not None and commit.decision == "committed" and commit.kind != "partial":
                 return Step(step, attempt, f"steps/{name}", commit)
-        raise NoCheckpoint(f"nothing is committed in {self.store.url}")
+        return newest(self.look(), self.store.url)
 
     def committed(self, ref: StepRef) -> Step | None:
         """The step of exactly this attempt, if it is committed."""
         path = step_dir(ref.step, ref.attempt)
         commit = self._commit(path, path.removeprefix("steps/"))
-        return (
-            Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None
-        )
+        return Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None
 
     def _commit(self, path: str, name: str) -> Commit | None:
         try:  # a record never changes, but pruning may take it away and leave the directory
@@ -176,9 +174,7 @@ class History:
             if record is None:
                 return None
             if step_dir(record.step, record.attempt) != f"steps/{name.partition('-r')[0]}":
-                raise Corrupt(
-                    f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path
-                )
+                raise Corrupt(f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path)
             self._commits[name] = record
         return self._commits[name]
 
@@ -260,9 +256,7 @@ def create_run(store: Store, library: str) -> RunRecord:
     if existing is not None:
         return existing
     if strangers := [n for n in store.list("") if n not in ("attempts/", "steps/")]:
-        raise Refused(
-            f"{store.url} is not a run of holdfast and not empty (it holds {strangers[0]}); give an empty directory"
-        )
+        raise Refused(f"{store.url} is not a run of holdfast and not empty (it holds {strangers[0]}); give an empty directory")
     record = RunRecord(run=uuid.uuid4().hex[:16], created=time.time(), library=library)
     try:
         store.create(RUN_FILE, seal(record))
@@ -271,9 +265,7 @@ def create_run(store: Store, library: str) -> RunRecord:
         return create_run(store, library)
 
 
-def claim_attempt(
-    history: History, run: str, reason: str, parent: StepRef | None, skipped: list[list[int]] | None
-) -> Attempt:
+def claim_attempt(history: History, run: str, reason: str, parent: StepRef | None, skipped: list[list[int]] | None) -> Attempt:
     """Begin the next attempt, with `parent` as its past; whoever creates the record first has the number."""
     while True:
         number = max(history.attempt_numbers(), default=0) + 1
@@ -324,6 +316,9 @@ def newest(snapshot: Snapshot, where: str) -> Step:
         if step <= bounds.get(attempt, -1) and (last is None or step > last.step):
             advice = f"; step {last.step} is the newest with an intact record: ask for it" if last else ""
             raise Corrupt(f"{error}{advice}", file=f"{path}/commit.json") from error
+    if last is None and snapshot.lineage:
+        only = ", ".join(str(s.step) for s in snapshot.lineage)
+        raise NoCheckpoint(f"{where} holds no whole step, only parts of a state (step {only}); ask for one by its number")
     if last is None:
         raise NoCheckpoint(f"nothing is committed in {where}")
     return last

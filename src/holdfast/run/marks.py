@@ -87,9 +87,7 @@ def hold(store: Store, ref: StepRef) -> Iterator[Pin]:
     """Keep pruning from removing the step while the block runs; ends by itself if this process dies."""
     name = f"{HOLD}{secrets.token_hex(6)}"
     now = time.time()
-    record = Pin(
-        name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process()
-    )
+    record = Pin(name=name, step=ref.step, attempt=ref.attempt, created=now, expires=now + HOLD_SECONDS, by=this_process())
     store.create(f"pins/{name}.json", seal(record), sync=False)
     try:
         yield record
@@ -111,16 +109,12 @@ def pin(store: Store, ref: StepRef, name: str) -> None:
     except FileExistsError:
         other = read_record(store, path, Pin)
         if other is not None and (other.step, other.attempt) != (ref.step, ref.attempt):
-            raise Refused(
-                f"the pin {name} already names step {other.step}; unpin it first or choose another name"
-            ) from None
+            raise Refused(f"the pin {name} already names step {other.step}; unpin it first or choose another name") from None
 
 
 def check_pin_name(name: str) -> None:
     if not _PIN_NAME.match(name) or name in _RESERVED or name.startswith(HOLD):
-        raise Refused(
-            f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best"
-        )
+        raise Refused(f"{name!r} cannot name a pin: begin with a letter, use letters, digits, `.`, `_`, `-`; not latest or best")
 
 
 def unpin(store: Store, name: str) -> None:

@@ -69,8 +69,7 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
         for step in victims:
             unbury(store, step.ref)
     clear_marks(store)
-    clear = getattr(store, "sweep", None)
-    freed += clear(recycle_bytes) if clear is not None else 0
+    freed += store.sweep(recycle_bytes)
     spared = {step.ref: busy[step.ref] for step in victims if step.ref in busy}
     return Removed(tuple(s.ref for s in gone), spared, freed)
 

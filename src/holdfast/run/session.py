@@ -5,13 +5,14 @@ After any error the step does not exist, what was written of it is gone, and eve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import Deadline, HoldfastError, Refused, Superseded
+from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded
 from ..format.index import Index
 from ..format.records import Commit, StepRef
 from ..store.base import Store
@@ -46,7 +47,10 @@ class Session:
         self.libraries = libraries
         self.run = create_run(store, libraries.get("holdfast", "")).run
         snapshot = self.history.look()
-        last = newest(snapshot, store.url) if parent is None and (snapshot.lineage or snapshot.damaged) else None
+        last = None
+        if parent is None:
+            with contextlib.suppress(NoCheckpoint):
+                last = newest(snapshot, store.url)
         self.parent = parent or (last.ref if last else None)
         self.attempt = claim_attempt(
             self.history, self.run, reason or ("restart" if self.parent else "start"), self.parent, skipped
@@ -66,16 +70,19 @@ class Session:
         recycle: bool = True,
         refer: bool = True,
         origin: dict[str, Any] | None = None,
+        kind: str = "full",
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
         Args:
             refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained.
+            kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
         Raises:
             Refused: `step` does not exceed the last one.  Superseded: a newer attempt has begun.
             StepExists, Unavailable, NoSpace, Unsupported.
         """
-        if self.last_step is not None and step <= self.last_step:
+        is_whole = kind != "partial"
+        if self.last_step is not None and step < self.last_step + is_whole:
             raise Refused(
                 f"step {step} does not exceed step {self.last_step}, which {self.store.url} continues from; "
                 f"to go back, `holdfast rollback {self.store.url}@STEP` first"
@@ -84,7 +91,7 @@ class Session:
         parent = self.last.ref if self.last else self.parent
         parents = [parent, *self._references_of(parent)] if parent and refer else []
         record = Commit(
-            decision="committed", run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
+            decision="committed", kind=kind, run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
             metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin,
         )  # fmt: skip
         with intent(self.store, step, self.attempt, parents) as mark:
@@ -96,7 +103,8 @@ class Session:
                 if committed is not None:
                     break
         assert committed is not None
-        self.last_step, self.last = step, committed
+        if is_whole:
+            self.last_step, self.last = step, committed
         return committed
 
     def check_newest(self) -> None:
@@ -123,9 +131,14 @@ class Session:
             return True
 
         layout = self._written.layout if base and self._written else None
-        written = write_step(self.store, contents, record, base, layout=layout, recycle=recycle, may_commit=may_commit)
+        rewrite = int(record.kind == "partial")
+        written = write_step(
+            self.store, contents, record, base, rewrite=rewrite, layout=layout, recycle=recycle, may_commit=may_commit
+        )
         if written is None:
             return None
+        if rewrite:
+            return written.step
         kept = self._written.probes if self._written and base else {}
         self._written = replace(written, probes=kept | written.probes)
         return written.step

@@ -62,9 +62,7 @@ def write_step(
     is_decided = False
     try:
         metadata = {"format": "pt", "holdfast": str(record.format), "run": record.run, "step": str(record.step)}
-        placed = FilesWriter(store, folder, WRITER, record.step, record.attempt, base, recycle, metadata).write(
-            contents.tensors
-        )
+        placed = FilesWriter(store, folder, WRITER, record.step, record.attempt, base, recycle, metadata).write(contents.tensors)
         columns = build_columns(contents.tensors, placed)
         part = Part(
             writer=WRITER, step=record.step, attempt=record.attempt, files=placed.owned, values=contents.values,
@@ -85,9 +83,7 @@ def write_step(
         is_decided = True
         return Written(Step(record.step, record.attempt, folder, record), (holder, columns), placed.probes)
     except FileNotFoundError as error:
-        raise StepExists(
-            f"{folder} was removed while it was being written: another process took this one for dead"
-        ) from error
+        raise StepExists(f"{folder} was removed while it was being written: another process took this one for dead") from error
     finally:
         if not is_decided:
             with contextlib.suppress(Exception):

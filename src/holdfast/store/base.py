@@ -104,6 +104,10 @@ class Store(Protocol):
         """Remove what is left below a directory, and it. Missing is no error."""
         ...
 
+    def sweep(self, keep_bytes: int = 0) -> int:
+        """Remove what dead writers left in the store's own names, and retired files beyond `keep_bytes`; returns bytes freed."""
+        ...
+
     def retire(self, path: str, keep_bytes: int) -> int:
         """Give a file's blocks to a later `write`, keeping at most `keep_bytes` so; else remove it. Returns bytes freed."""
         ...

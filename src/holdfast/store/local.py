@@ -47,9 +47,7 @@ def _translated(doing: str, path: str) -> Iterator[None]:
     except OSError as error:
         what = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in _FULL:
-            raise NoSpace(
-                f"no room to {doing} {path}: {what}; free space or quota, nothing committed was harmed"
-            ) from error
+            raise NoSpace(f"no room to {doing} {path}: {what}; free space or quota, nothing committed was harmed") from error
         hint = _HINTS.get(error.errno or 0, "")
         raise Unavailable(f"cannot {doing} {path}: {what}" + (f"; {hint}" if hint else "")) from error
 
@@ -189,7 +187,6 @@ class LocalStore:
             posix.close_fd(fd)
 
     def sweep(self, keep_bytes: int = 0) -> int:
-        """Remove temporary files that a dead writer left, and recycled files beyond `keep_bytes`; returns bytes freed."""
         freed = 0
         for folder in ("", *(n[:-1] for n in self.list("") if n.endswith("/") and n != "steps/")):
             with contextlib.suppress(FileNotFoundError), os.scandir(self._at(folder)) as entries:
@@ -218,6 +215,8 @@ class LocalStore:
 
     def _take_recycled(self, target: str, bound: int) -> int | None:
         """A retired file, locked for us alone, under its new name; the one whose size is nearest, or None."""
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         for path, _ in sorted(self._recycled(), key=lambda item: abs(item[1].st_size - bound)):
             try:
                 fd = posix.open_fd(path, os.O_RDWR)
@@ -325,14 +324,16 @@ class LocalWriter:
 
     def write(self, offset: int, data: memoryview) -> None:
         with _translated("write", self.path):
-            try:
-                _write_all(self._fd, data, offset, BLOCK)
-            except OSError as error:
-                if error.errno != errno.EINVAL or not self._is_direct:
-                    raise
+            if self._is_direct:
+                try:
+                    _write_all(self._fd, data, offset, BLOCK)
+                    return
+                except OSError as error:
+                    if error.errno != errno.EINVAL:
+                        raise
                 with self._switch:  # the filesystem took the flag but not the write
                     self._set_direct(False)
-                _write_all(self._fd, data, offset)
+            _write_all(self._fd, data, offset)
 
     def finish(self, nbytes: int) -> None:
         with _translated("write", self.path):

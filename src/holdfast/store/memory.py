@@ -70,6 +70,9 @@ class MemoryStore:
             for name in [n for n in self._files if n.startswith(f"{path}/")]:
                 del self._files[name]
 
+    def sweep(self, keep_bytes: int = 0) -> int:
+        return 0
+
     def retire(self, path: str, keep_bytes: int) -> int:
         size = self.size(path) if path in self._files else 0
         self.delete(path)

@@ -66,6 +66,9 @@ class Wrapped:
     def delete_dir(self, path: str) -> None:
         self.call("delete_dir", path, lambda: self.inner.delete_dir(path))
 
+    def sweep(self, keep_bytes: int = 0) -> int:
+        return self.call("sweep", "", lambda: self.inner.sweep(keep_bytes))
+
     def retire(self, path: str, keep_bytes: int) -> int:
         return self.call("retire", path, lambda: self.inner.retire(path, keep_bytes))
 
@@ -103,21 +106,41 @@ class Retry(Wrapped):
     A `create` whose first answer was lost may find its own file: then the bytes are compared, and equal ones are success.
     """
 
-    def __init__(
-        self, inner: Store, tries: int = 4, pause_seconds: float = 0.1, sleep: Callable[[float], None] = time.sleep
-    ):
+    def __init__(self, inner: Store, tries: int = 4, pause_seconds: float = 0.1, sleep: Callable[[float], None] = time.sleep):
         super().__init__(inner)
         self._tries, self._pause, self._sleep = tries, pause_seconds, sleep
 
     def call(self, operation: str, path: str, run: Callable[[], T], nbytes: int = 0) -> T:
-        for attempt in range(1, self._tries + 1):
+        tries = 1 if operation == "finish" else self._tries  # a second fsync may succeed and mean nothing
+        for attempt in range(1, tries + 1):
             try:
                 return run()
             except Unavailable as error:
-                if isinstance(error, NoSpace) or attempt == self._tries:
+                if isinstance(error, NoSpace) or attempt == tries:
                     raise
                 self._sleep(self._pause * 2 ** (attempt - 1))
         raise AssertionError("unreachable")
+
+    def write(self, path: str, bound: int, recycle: bool = True) -> Writer:
+        """A name that a failed try has taken is freed; one that was taken before is refused."""
+        is_mine = False
+
+        def begin() -> Writer:
+            nonlocal is_mine
+            if is_mine:
+                self.inner.delete(path)
+            elif self._has(path):
+                raise FileExistsError(path)
+            is_mine = True
+            return self.inner.write(path, bound, recycle)
+
+        return WrappedWriter(self, path, self.call("write", path, begin))
+
+    def _has(self, path: str) -> bool:
+        try:
+            return self.inner.size(path) >= 0
+        except FileNotFoundError:
+            return False
 
     def create(self, path: str, data: Any, sync: bool = True) -> None:
         content = data if isinstance(data, (bytes, bytearray, memoryview)) else b"".join(data)
