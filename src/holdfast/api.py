@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .address import Address, find, parse, store_of
 from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused
@@ -15,6 +15,10 @@ from .runs import plain_metrics
 from .store.base import Store
 from .store.locate import open_store
 from .version import libraries
+
+if TYPE_CHECKING:
+    from .run.contents import Contents
+    from .run.session import Session
 
 _TRIES = 5
 
@@ -120,45 +124,53 @@ def save(
     Raises:
         Refused, Superseded, Unsupported, Unavailable, NoSpace.
     """
-    from .run.marks import check_pin_name
+    from .run.marks import check_pin_is_free
     from .run.session import session_of
     from .state import State
 
+    store, state = open_store(run), State.of(state)
+    made = state_contents(state, select)
     if pin is not None:
-        check_pin_name(pin)
-    session = session_of(open_store(run), libraries())
-    return save_state(session, State.of(state), step, metrics=metrics, pin=pin, select=select, recycle=recycle)
+        check_pin_is_free(store, pin)  # before an attempt is claimed
+    return save_contents(session_of(store, libraries(), step), made, step, metrics=metrics, pin=pin, recycle=recycle)
 
 
-def save_state(
-    session: Any,
-    state: Any,
-    step: int,
-    *,
-    metrics: Mapping[str, Any] | None = None,
-    pin: str | None = None,
-    select: str | Sequence[str] | None = None,
-    recycle: bool = True,
-    refer: bool = True,
-    best: list[str] | None = None,
-) -> Handle:
-    """Save a State under an open session; see `save`."""
-    from .run.marks import pin as make_pin
+def state_contents(state: Any, select: str | Sequence[str] | None) -> tuple[Contents, str]:
+    """The contents of a step, and its kind: `full`, or `partial` where `select` leaves something out.
+
+    Raises:
+        Refused: the live state is half loaded.  Unsupported: something has no stored form.
+    """
     from .state import contents_of
 
     if state.touched:
         raise Refused(f"the live state is not to be saved: {state.touched}. Load a checkpoint into it first")
     live = state.live()
     contents = contents_of(live, select)
-    is_part = len(contents.tensors) < len(live.tensors) or {v.role for v in live.values.values()} - contents.roles.keys()
+    left_out = len(contents.tensors) < len(live.tensors) or {v.role for v in live.values.values()} - contents.roles.keys()
+    return contents, "partial" if left_out else "full"
+
+
+def save_contents(
+    session: Session,
+    made: tuple[Contents, str],
+    step: int,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    pin: str | None = None,
+    recycle: bool = True,
+    refer: bool = True,
+    best: list[str] | None = None,
+) -> Handle:
+    """Save what `state_contents` made under an open session; see `save`."""
+    from .run.marks import check_pin_is_free
+    from .run.marks import pin as make_pin
+
+    if pin is not None:
+        check_pin_is_free(session.store, pin)
+    contents, kind = made
     done = session.save(
-        contents,
-        step,
-        metrics=plain_metrics(metrics),
-        recycle=recycle,
-        refer=refer and pin is None,
-        best=best,
-        kind="partial" if is_part else "full",
+        contents, step, metrics=plain_metrics(metrics), recycle=recycle, refer=refer and pin is None, best=best, kind=kind
     )
     if pin is not None:
         make_pin(session.store, done.ref, pin)

@@ -6,6 +6,7 @@ is durable when `step` returns.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import warnings
@@ -15,13 +16,14 @@ from types import TracebackType
 from typing import Any
 
 from .address import find
-from .api import Handle, open_and_lock, open_checkpoint, restore_from, save_state
+from .api import Handle, open_and_lock, open_checkpoint, restore_from, save_contents, state_contents
 from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
 from .loading.ledger import Ledger
 from .loading.match import Wishes
 from .policy.keep import Keep
 from .policy.save import Every
 from .run.history import History, Step
+from .run.marks import held
 from .run.session import Session, keep_session
 from .runs import Run
 from .state import State
@@ -29,6 +31,7 @@ from .store.locate import open_store
 from .version import libraries
 
 log = logging.getLogger("holdfast")
+_TRIES = 5
 
 
 @dataclass(frozen=True)
@@ -125,26 +128,25 @@ class Checkpointer:
             Mismatch: nothing was touched.  Corrupt: no step is intact.  NoCheckpoint, Unavailable.
         """
         wishes = Wishes.of(None, (), waive, rename, cast, live)
-        history = History(self.run.store)
-        try:
-            chosen = [find(history, at)] if at is not None else self._candidates(history)
-        except NoCheckpoint:
-            if required or at is not None:
-                raise
-            chosen = []
-        if required and not chosen:
-            raise NoCheckpoint(f"nothing is committed in {self.run.path}")
-        if not chosen:
-            self._begin_fresh()
-            return 0
-        found = self._first_intact(history, chosen, wishes, stage)
-        newest = chosen[0] if at is None else self.run.latest()
-        is_back = newest is not None and newest.ref != found.ref
-        skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
-        reason = "rollback" if at is not None and is_back else "restart"
-        self._open(Session(self.run.store, libraries(), reason, found.ref, skipped))
-        self._step = self._saved_step = found.step
-        return found.step
+        for _ in range(_TRIES):
+            history = History(self.run.store)
+            try:
+                chosen = [find(history, at)] if at is not None else self._candidates(history)
+            except NoCheckpoint:
+                if required or at is not None:
+                    raise
+                chosen = []
+            if required and not chosen:
+                raise NoCheckpoint(f"nothing is committed in {self.run.path}")
+            if not chosen:
+                self._begin_fresh()
+                return 0
+            newest = chosen[0] if at is None else self.run.latest()
+            skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
+            if self._load_first_intact(history, chosen, wishes, stage, newest, skipped):
+                assert self._step is not None
+                return self._step
+        raise Unavailable(f"{self.run.path}: each step found was pruned before it could be held; is another job saving there?")
 
     def step(self, n: int, *, metrics: Mapping[str, Any] | None = None) -> Handle | None:
         """Say that step `n` is complete: after optimizer, scheduler, scaler and averages. Saves if the policy says so.
@@ -198,22 +200,32 @@ class Checkpointer:
             raise damaged[0]
         return steps
 
-    def _first_intact(self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool) -> Step:
-        fallbacks = [str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")] if len(chosen) > 1 else []
+    def _load_first_intact(
+        self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool, newest: Step | None, skipped: Any
+    ) -> bool:
+        """Load the first of `chosen` that is intact, and begin an attempt there while it is held; False if all are gone."""
+        damaged = [str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")]
+        fallbacks = damaged if len(chosen) > 1 else []
         last_error: HoldfastError | None = None
-        for found in chosen:
-            try:
-                with open_and_lock(self.run.store, found) as checkpoint:
-                    self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=True, stage=stage)
+        for candidate in chosen:
+            with contextlib.suppress(NoCheckpoint), held(history, candidate.ref) as found:
+                try:
+                    with open_and_lock(self.run.store, found) as checkpoint:
+                        self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=True, stage=stage)
+                except (Corrupt, FileNotFoundError) as error:
+                    last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
+                    fallbacks.append(str(last_error))
+                    continue
                 self.ledger.fallbacks = fallbacks
                 for why in fallbacks:
                     log.warning("passed over a damaged step: %s", why)
-                return found
-            except (Corrupt, FileNotFoundError) as error:
-                last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
-                fallbacks.append(str(last_error))
-        assert last_error is not None
-        raise last_error
+                is_back = newest is not None and newest.ref != found.ref and not fallbacks
+                self._open(Session(self.run.store, libraries(), "rollback" if is_back else "restart", found.ref, skipped))
+                self._step = self._saved_step = found.step
+                return True
+        if last_error is not None:
+            raise last_error
+        return False
 
     def _begin_fresh(self) -> None:
         if self._init is not None:
@@ -246,10 +258,16 @@ class Checkpointer:
         assert step is not None
         best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
         try:
-            handle = save_state(
-                session, self._state, step, metrics=self._metrics, pin=pin, select=select, recycle=self._recycle,
-                refer=not self._keep.is_kept_forever(step), best=best,
-            )  # fmt: skip
+            handle = save_contents(
+                session,
+                state_contents(self._state, select),
+                step,
+                metrics=self._metrics,
+                pin=pin,
+                recycle=self._recycle,
+                refer=not self._keep.is_kept_forever(step),
+                best=best,
+            )
         except Unavailable as error:
             if self._raises or must_raise:
                 raise
@@ -262,6 +280,8 @@ class Checkpointer:
         return handle
 
     def _prune(self) -> None:
+        assert self._session is not None
+        self._session.check_newest()  # what an older attempt would keep is not what the newer one needs
         try:
             self.run.prune(self._keep, recycle=self._recycle)
         except HoldfastError as error:

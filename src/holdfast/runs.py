@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from .address import best, find
-from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, StepExists
-from .format.names import parse_step_dir
+from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, Refused
 from .format.records import StepRef
 from .policy.keep import Candidate, Keep
 from .run.history import History, Step, claim_attempt, live_pins
-from .run.marks import check_pin_name, hold, intent, note, pin, unpin
+from .run.marks import check_pin_name, held, intent, note, pin, unpin
 from .store.locate import open_store
 from .version import libraries
+
+if TYPE_CHECKING:
+    from .loading.checkpoint import Checkpoint
 
 _POLL_SECONDS = 0.25
 
@@ -117,10 +120,7 @@ class Run:
         Raises:
             NoCheckpoint: the step does not exist, or was pruned before it could be held.
         """
-        found = step if isinstance(step, Step) else self.find(step)
-        with hold(self.store, found.ref):
-            if not any(s.ref == found.ref for s in self._history.look().steps):
-                raise NoCheckpoint(f"step {found.step} of {self.path} was pruned before it could be held")
+        with held(self._history, (step if isinstance(step, Step) else self.find(step)).ref) as found:
             yield found
 
     def pin(self, step: int | str, name: str) -> None:
@@ -129,15 +129,11 @@ class Run:
         Raises:
             NoCheckpoint: no such step.  Refused: the name is taken, or cannot be one.
         """
-        from .run.prune import remove_steps
-
         check_pin_name(name)
         with self.hold(step) as found:
-            if found.commit.references:
-                self._rewrite(found, found.kind)
             pin(self.store, found.ref, name)
         if found.commit.references:
-            remove_steps(self._history, [found], is_replaced=True)
+            self._replace(found, found.kind)
 
     def unpin(self, name: str) -> None:
         """Forget a pin; the step becomes subject to pruning again.
@@ -165,11 +161,13 @@ class Run:
         Returns:
             The number of the new attempt.
         Raises:
-            NoCheckpoint: no such step.
+            NoCheckpoint: no such step.  Refused: only part of the state is left of it.
         """
         from .run.session import forget_session
 
         with self.hold(step) as found:
+            if found.kind == "partial":
+                raise Refused(f"step {found.step} of {self.path} holds only part of the state, not enough to go on from")
             skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
             attempt = claim_attempt(self._history, self.id, "rollback", found.ref, skipped).attempt
         forget_session(self.store)
@@ -205,28 +203,41 @@ class Run:
             return result
         from .run.prune import remove_steps
 
-        for step in shrink:
-            self._rewrite(step, "partial")
+        shrunk = {step.step: self._replace(step, "partial") for step in shrink}
+        result.weights_only = [step for step, freed in shrunk.items() if freed is not None]
         newest = snapshot.lineage[-1].commit.new_bytes if snapshot.lineage else 0
-        removed = remove_steps(self._history, victims + shrink, newest if recycle else 0)
+        removed = remove_steps(self._history, victims, newest if recycle else 0)
         done = {ref.step for ref in removed.steps}
         result.removed = [s for s in result.removed if s in done]
         result.spared = {ref.step: why for ref, why in removed.spared.items()}
-        result.freed_bytes = removed.freed_bytes
+        result.freed_bytes = removed.freed_bytes + sum(freed or 0 for freed in shrunk.values())
         return result
 
-    def _rewrite(self, step: Step, kind: str) -> None:
-        """Write a committed step again beside itself, self-contained: whole, or `partial`, without its optimizer state."""
+    def _replace(self, step: Step, kind: str) -> int | None:
+        """Put a self-contained copy in the place of a step: whole, or `partial`, without its optimizer state.
+
+        Returns the bytes freed; None if the step is in somebody else's hands at the moment, and stays as it was.
+        """
         from .loading.checkpoint import open_step
         from .loading.source import contents_of_stored
+        from .run.prune import Replacement, remove_steps
         from .run.write import write_step
 
         roles = {role for role, of in step.commit.roles.items() if kind != "partial" or of != "optimizer"}
-        number = (parse_step_dir(step.path.removeprefix("steps/")) or (0, 0, 0))[2] + 1
-        with intent(self.store, step.step, step.attempt, [step.ref]), open_step(self.store, step.path, step.commit) as checkpoint:
-            record = msgspec.structs.replace(step.commit, kind=kind, references=[])
-            with contextlib.suppress(StepExists):  # an interrupted pruning has done it
-                write_step(self.store, contents_of_stored(checkpoint, roles.__contains__), record, rewrite=number, recycle=False)
+        record = msgspec.structs.replace(step.commit, kind=kind, references=[])
+        with intent(self.store, step.step, step.attempt, []):
+            try:
+                with held(self._history, step.ref) as found, open_step(self.store, step.path, step.commit) as checkpoint:
+                    if found.path != step.path:
+                        return None
+                    contents = contents_of_stored(checkpoint, roles.__contains__)
+                    written = write_step(self.store, contents, record, rewrite=secrets.randbelow(10**8) + 1, recycle=False)
+            except (NoCheckpoint, FileNotFoundError, Corrupt):
+                return None
+            assert written is not None
+            replacement = Replacement(written.step.path, kind != "partial")
+            removed = remove_steps(self._history, [step], replacement=replacement)
+            return removed.freed_bytes if removed.steps else None
 
     def copy(self, step: int | str, target: Any) -> Step:
         """Copy a step, with all that it refers to, into another run, as its newest step. The copy is self-contained there.
@@ -241,8 +252,9 @@ class Run:
         from .loading.source import contents_of_stored
         from .run.session import Session
 
+        target_store = open_store(target)
         with self.hold(step) as found, open_step(self.store, found.path, found.commit) as checkpoint:
-            session = Session(open_store(target), libraries(), reason="copy")
+            session = Session(target_store, libraries(), reason="copy", first_step=found.step)
             origin = {"run": found.commit.run, "step": found.step, "attempt": found.attempt}
             copied = session.save(
                 contents_of_stored(checkpoint),
@@ -252,9 +264,23 @@ class Run:
                 origin=origin,
                 refer=False,
             )
-        if found.commit.content_digest and copied.commit.content_digest != found.commit.content_digest:
-            raise Corrupt(f"the copy of step {found.step} in {target} differs from its source; do not use it")
+            with open_step(target_store, copied.path, copied.commit) as copy:
+                _compare(checkpoint, copy)
         return copied
+
+
+def _compare(source: Checkpoint, copy: Checkpoint) -> None:
+    """Raises:
+    Corrupt: the copy is another state. Equal content digests settle it; where the source was cut by several writers they differ.
+    """
+    if copy.content_digest == source.content_digest:
+        return
+    for name in source.names:
+        if len(source.index.entries(source.tensor(name))) == 1 or source.digest(name) == copy.digest(name):
+            continue
+        raise Corrupt(
+            f"{name} in the copy of step {source.step} in {copy.store.url} differs from its source; do not use it", tensor=name
+        )
 
 
 def plain_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:

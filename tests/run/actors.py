@@ -16,7 +16,7 @@ from holdfast.runs import Run
 from holdfast.store.base import Store
 from holdfast.store.memory import MemoryStore
 
-from .world import LIBRARIES, contents, number_in, read, save
+from .world import FROZEN, LIBRARIES, MOMENT, WEIGHT, arrays, contents, number_in, read, save
 
 NUMBERS = {100: 1, 200: 2, 300: 3, 400: 4}
 """Step to state, of all that the actors save but for `saves_something_else`."""
@@ -117,6 +117,31 @@ def rolls_back_to_200(store: Store) -> Callable[[], Any]:
     return lambda: run.rollback(200)
 
 
+def resumes(store: Store) -> Callable[[], Any]:
+    """A job that starts while another may still be at work; returns the state that it goes on from, 0 for none."""
+    import torch
+
+    from holdfast import Checkpointer
+
+    zeros = {name: torch.zeros(array.shape) for name, array in arrays(0).items()}
+    state = {
+        "model": {"frozen": zeros[FROZEN], "weight": zeros[WEIGHT]},
+        "optimizer": {"weight": {"exp_avg": zeros[MOMENT]}},
+        "progress": {"number": 0},
+    }
+    checkpointer = Checkpointer(store, state)
+
+    def act() -> int:
+        checkpointer.resume()
+        number = state["progress"]["number"]
+        whole = arrays(number) if number else {name: array * 0 for name, array in arrays(0).items()}
+        for name, tensor in zeros.items():
+            assert tensor.numpy().tobytes() == whole[name].tobytes(), f"{name} is not that of the state {number}"
+        return number
+
+    return act
+
+
 def copies_200(store: Store) -> Callable[[], Any]:
     def act() -> int:
         target = MemoryStore()
@@ -143,6 +168,6 @@ ACTORS: dict[str, Callable[[Store], Callable[[], Any]]] = {
     made.__name__.replace("_", " "): made
     for made in (
         saves, restarts_and_saves, saves_something_else, saves_and_prunes, prunes, prunes_less, removes_all, ages, reads_200,
-        reads_latest, holds_200_and_reads, pins_200, rolls_back_to_200, copies_200, opens_200_and_reads_later,
+        reads_latest, holds_200_and_reads, pins_200, rolls_back_to_200, resumes, copies_200, opens_200_and_reads_later,
     )
 }  # fmt: skip

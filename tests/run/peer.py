@@ -96,9 +96,12 @@ def serve() -> None:
             case {"advance": to, "seen": seen} if actor:
                 actor.advance(to)
                 error = actor.error and [type(actor.error).__name__, str(actor.error)]
-                answer = dict(
-                    operations=actor.operations[seen:], is_done=actor.is_done, result=actor.result if not error else None, error=error
-                )
+                answer = {
+                    "operations": actor.operations[seen:],
+                    "is_done": actor.is_done,
+                    "result": actor.result if not error else None,
+                    "error": error,
+                }
             case {"stop": _} if actor:
                 actor.stop()
             case {"call": name, **options}:

@@ -12,12 +12,21 @@ from .actors import ACTORS, NUMBERS, three_steps
 from .schedules import Actor, Make, Scenario
 from .world import committed, copy_of
 
-RIGHT = {"reads 200": {2}, "holds 200 and reads": {2}, "copies 200": {2}, "opens 200 and reads later": {2}, "reads latest": {3, 4}}
+RIGHT = {
+    "reads 200": {2},
+    "holds 200 and reads": {2},
+    "copies 200": {2},
+    "opens 200 and reads later": {2},
+    "reads latest": {3, 4},
+    "resumes": {3, 4},
+}
 """What readers may return, by actor."""
 
 MAY_FAIL: dict[str, tuple[type[HoldfastError], ...]] = {
-    **dict.fromkeys(("reads 200", "holds 200 and reads", "copies 200", "pins 200", "pins 200 too", "rolls back to 200"), (NoCheckpoint,)),
-    **dict.fromkeys(("saves", "restarts and saves", "saves something else"), (Superseded, Refused)),
+    **dict.fromkeys(
+        ("reads 200", "holds 200 and reads", "copies 200", "pins 200", "pins 200 too", "rolls back to 200"), (NoCheckpoint,)
+    ),
+    **dict.fromkeys(("saves", "saves and prunes", "restarts and saves", "saves something else"), (Superseded, Refused)),
     "saves but hears no answer": (Unavailable,),
 }
 """How actors may fail: what is pruned is no checkpoint, and one of two jobs must stop. Nobody else may fail at all."""
@@ -31,7 +40,9 @@ def scenario(*names: str, keeps: set[int], more: Mapping[str, Make] | None = Non
     def judge(store: Store, actors: Mapping[str, Actor]) -> list[str]:
         there = committed(store)
         steps = {step for step, _ in there}
-        lines = [f"step {step} of attempt {attempt} is {what}" for (step, attempt), what in there.items() if isinstance(what, str)]
+        lines = [
+            f"step {step} of attempt {attempt} is {what}" for (step, attempt), what in there.items() if isinstance(what, str)
+        ]
         lines += [f"step {step} holds the state {n}" for (step, _), n in there.items() if n not in (NUMBERS[step], 40, f"{n}")]
         lines += [f"step {step} is gone" for step in sorted(keeps - steps)]
         for name, actor in actors.items():
@@ -59,5 +70,3 @@ def promises_broken(name: str, result: Any, store: Store, steps: set[int]) -> li
     if name.startswith("rolls back") and (newest is None or newest.step != 200):
         return [f"rolled back to step 200, and the newest is {newest}"]
     return []
-
-

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import pytest
+
 from holdfast.store.base import Store
 from holdfast.testing import faults
 
@@ -61,6 +63,11 @@ class Findings:
     def __str__(self) -> str:
         lines = [f"{line}\n    after {shown(schedule)}" for line, schedule in self.broken.items()]
         return f"{len(lines)} promises were broken in {self.count} orders:\n  " + "\n  ".join(lines)
+
+    def check(self) -> None:
+        """Fail the test if a promise was broken."""
+        if self.broken:
+            pytest.fail(str(self), pytrace=False)
 
     def add(self, schedule: Schedule, outcome: Outcome) -> Outcome:
         self.count += 1

@@ -264,5 +264,3 @@ def test_waiting_may_begin_before_the_run_does() -> None:
     save(store, (1, 1))
     waiter.join(30)
     assert waited == [1]
-
-

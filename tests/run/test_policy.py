@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_the_best_are_those_of_the_best_metric_and_the_newest_among_equals(candi
     ranked = best_of(candidates, "loss", mode)
     scored = [c for c in candidates if isinstance(c.metrics.get("loss"), (int, float)) and c.metrics["loss"] is not True]
     assert {c.step for c in ranked} == {c.step for c in scored if math.isfinite(c.metrics["loss"])}
-    for better, worse in zip(ranked, ranked[1:], strict=False):
+    for better, worse in itertools.pairwise(ranked):
         a, b = better.metrics["loss"], worse.metrics["loss"]
         assert a < b if mode == "min" and a != b else a > b if a != b else better.step > worse.step
 

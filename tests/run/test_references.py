@@ -1,4 +1,4 @@
-"""What steps share and what is left of old ones: references, files that are mostly dead, ageing, self-contained steps, recycling."""
+"""What steps share and what is left of old ones: references, mostly dead files, ageing, self-contained steps, recycling."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ that differ from number to number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import holdfast
 from holdfast.loading.checkpoint import Checkpoint
 from holdfast.policy.keep import Keep
 from holdfast.run.contents import Contents, TensorItem
-from holdfast.run.history import History, Step
+from holdfast.run.history import History
 from holdfast.run.image import ArraySource
 from holdfast.run.session import Session
 from holdfast.runs import Run
@@ -42,7 +41,14 @@ def arrays(number: int) -> dict[str, np.ndarray]:
 def contents(number: int) -> Contents:
     """The state `number`, as a save is given it."""
     items = [
-        TensorItem(name, tuple(name.split(".")), "float32", array.shape, name.split(".")[0], ArraySource(array.view(np.uint8).reshape(-1)))
+        TensorItem(
+            name,
+            tuple(name.split(".")),
+            "float32",
+            array.shape,
+            name.split(".")[0],
+            ArraySource(array.view(np.uint8).reshape(-1)),
+        )
         for name, array in arrays(number).items()
     ]
     roles = {"model": "module", "optimizer": "optimizer", "progress": "object"}
@@ -97,7 +103,9 @@ def committed(store: Store) -> dict[tuple[int, int], int | str]:
 
 def damage(store: Store) -> list[str]:
     """One line for each committed step that does not load whole."""
-    return [f"step {step} of attempt {attempt}: {what}" for (step, attempt), what in committed(store).items() if isinstance(what, str)]
+    return [
+        f"step {step} of attempt {attempt}: {what}" for (step, attempt), what in committed(store).items() if isinstance(what, str)
+    ]
 
 
 def files(store: Store, folder: str = "") -> list[str]:
@@ -121,21 +129,9 @@ def steps_of(store: Store) -> list[int]:
     return [s.step for s in Run(store).steps()]
 
 
-def find(store: Store, at: int) -> Step:
-    return Run(store).find(at)
-
-
 def prune(store: Store, keep: Keep | None = None) -> list[int]:
     """Prune to the newest step, or as told; returns the steps that went."""
     return Run(store).prune(keep or Keep(last=1)).removed
-
-
-def without_fsync(names: Iterable[str], set_attribute: Callable[[object, str, object], None]) -> None:
-    """Let the local store not wait for the disk: order and visibility stay the same."""
-    from holdfast.store import posix
-
-    for name in names:
-        set_attribute(posix, name, lambda *args: None)
 
 
 def new_directory(store: Store, path: Path) -> Path:

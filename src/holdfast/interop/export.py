@@ -48,7 +48,7 @@ def export_checkpoint(
     plan = [(_outer_name(checkpoint, name, to), name, _cast_to(name, checkpoint[name].dtype, cast)) for name in names]
     outer = [name for name, _, _ in plan]
     if twice := [name for name, count in Counter(outer).items() if count > 1]:
-        raise Refused(f"two modules both have {', '.join(twice)}; export them apart with select=, or to safetensors, which keeps roles")
+        raise Refused(f"two modules have {', '.join(twice)}; select one, or export to safetensors, which keeps roles")
     scratch = f"{path}.partial"
     shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)

@@ -39,7 +39,7 @@ class Keep:
         every: multiples of this, for ever.
         best: so many of the best by `metric`.
         metric, mode: the metric's name, and whether `min` or `max` is better.
-        weights: of the kept steps older than the newest so many, only the weights are kept; None keeps all state.
+        weights: so many of the newest kept steps stay whole, older ones lose their optimizer state; None keeps all state.
     """
 
     last: int | None = 3
@@ -79,7 +79,7 @@ class Keep:
         for candidate in best_of(ordered, self.metric, self.mode)[: self.best]:
             keep.setdefault(candidate.step, f"among the best {self.best} by {self.metric}")
         steps = [c.step for c in ordered]
-        recent = set(steps[-self.weights :]) if self.weights is not None else set(steps)
+        recent = set(sorted(keep)[-self.weights :]) if self.weights is not None else set(steps)
         protected = {c.step for c in ordered if c.is_protected}
         weights_only = tuple(s for s in steps if s in keep and s not in recent and s not in protected)
         return Verdict(dict(sorted(keep.items())), weights_only, tuple(s for s in steps if s not in keep))

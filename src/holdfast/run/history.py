@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused
@@ -17,6 +18,7 @@ from ..store.base import Store
 from .identity import is_gone, this_process
 
 RUN_FILE = "holdfast.json"
+_LOOKS = 10
 HOLD = "hold-"
 """How the names of holds begin, among the pins."""
 
@@ -66,12 +68,14 @@ class Snapshot:
     """What one look at a run's records found."""
 
     steps: list[Step]
-    """Ascending by step, then attempt; a rewriting only where what it replaces is gone."""
+    """Ascending by step, then attempt."""
     attempts: dict[int, Attempt]
     undecided: list[str]
     """Step directories without a commit record, or with one that says aborted."""
     damaged: dict[str, HoldfastError]
     """What cannot be read, by path: step directories whose commit record is damaged, pins, notes."""
+    hidden: list[str]
+    """Committed directories of steps that another directory stands for: what it replaces, or will, is not gone yet."""
 
     @property
     def lineage(self) -> list[Step]:
@@ -104,19 +108,26 @@ class History:
         return sorted(int(s) for s in stems if s.isdigit())
 
     def look(self) -> Snapshot:
-        """Read what there is now. Steps that vanish while it looks are left out."""
-        names = [n.removesuffix("/") for n in self.store.list("steps")]
+        """Read what there is now; again, while steps come and go under its eyes."""
+        names = self.store.list("steps")
+        for _ in range(_LOOKS):
+            snapshot = self._look(names)
+            before, names = names, self.store.list("steps")
+            if names == before:
+                break
+        return snapshot
+
+    def _look(self, names: Sequence[str]) -> Snapshot:
         attempts = self.attempts()
         bounds = lineage_bounds(attempts)
         damaged: dict[str, HoldfastError] = {}
         pins, notes = self._pins(damaged), self._notes(damaged)
-        steps: dict[tuple[int, int], Step] = {}
+        found: dict[StepRef, list[tuple[bool, int, str, Commit]]] = {}
         undecided: list[str] = []
-        for name in names:
+        for name in (n.removesuffix("/") for n in names):
             parsed, path = parse_step_dir(name), f"steps/{name}"
             if parsed is None:
                 continue
-            step, attempt, rewrite = parsed
             try:
                 commit = self._commit(path, name)
             except HoldfastError as error:
@@ -124,20 +135,16 @@ class History:
                 continue
             if commit is None or commit.decision != "committed":
                 undecided.append(path)
-                continue
-            if rewrite and (step, attempt) in steps:
-                continue
-            ref = StepRef(step, attempt)
-            steps[step, attempt] = Step(
-                step,
-                attempt,
-                path,
-                commit,
-                step > bounds.get(attempt, -1),
-                tuple(pins.get(ref, ())),
-                tuple(notes.get(ref, ())),
-            )
-        return Snapshot([steps[key] for key in sorted(steps)], attempts, undecided, damaged)
+            else:
+                found.setdefault(StepRef(*parsed[:2]), []).append((commit.kind == "partial", parsed[2], path, commit))
+        steps, hidden = [], []
+        for ref in sorted(found):
+            first, *others = sorted(found[ref], key=lambda item: item[:2])
+            is_abandoned = ref.step > bounds.get(ref.attempt, -1)
+            marks = tuple(pins.get(ref, ())), tuple(notes.get(ref, ()))
+            steps.append(Step(ref.step, ref.attempt, first[2], first[3], is_abandoned, *marks))
+            hidden += [path for _, _, path, _ in others]
+        return Snapshot(steps, attempts, undecided, damaged, hidden)
 
     def newest(self) -> Step:
         """The newest step of the lineage, without its pins and notes; reads no commit record but its own.
@@ -157,8 +164,12 @@ class History:
                 return Step(step, attempt, f"steps/{name}", commit)
         return newest(self.look(), self.store.url)
 
+    def by_ref(self, ref: StepRef) -> Step | None:
+        """The step of exactly this attempt, wherever it lies, or None."""
+        return next((s for s in self.look().steps if s.ref == ref), None)
+
     def committed(self, ref: StepRef) -> Step | None:
-        """The step of exactly this attempt, if it is committed."""
+        """The same, if it lies where it was first written; reads no other record."""
         path = step_dir(ref.step, ref.attempt)
         commit = self._commit(path, path.removeprefix("steps/"))
         return Step(ref.step, ref.attempt, path, commit) if commit is not None and commit.decision == "committed" else None

@@ -12,10 +12,10 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
-from ..errors import Corrupt, NoCheckpoint, Refused
+from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused
 from ..format.records import Intent, Note, Pin, StepRef, Tombstone, seal
 from ..store.base import Store
-from .history import HOLD, read_record
+from .history import HOLD, History, Step, read_record
 from .identity import is_gone, this_process
 
 INTENT_SECONDS = 6 * 3600.0
@@ -36,7 +36,8 @@ def intent(store: Store, step: int, attempt: int, parents: Sequence[StepRef]) ->
     try:
         yield record
     finally:
-        store.delete(path)
+        with contextlib.suppress(HoldfastError):  # it ends with this process at the latest; what was done under it stands
+            store.delete(path)
 
 
 def live_intents(store: Store) -> list[Intent]:
@@ -50,19 +51,32 @@ def live_intents(store: Store) -> list[Intent]:
     return found
 
 
-def bury(store: Store, ref: StepRef) -> None:
-    """Publish a tombstone: from now on nothing may begin to refer to this step."""
-    record = Tombstone(step=ref.step, attempt=ref.attempt, created=time.time(), by=this_process())
-    with contextlib.suppress(FileExistsError):
-        store.create(_tombstone(ref), seal(record), sync=False)
-
-
-def unbury(store: Store, ref: StepRef) -> None:
-    store.delete(_tombstone(ref))
+@contextlib.contextmanager
+def burying(store: Store, refs: Sequence[StepRef]) -> Iterator[None]:
+    """Say, while the block runs, that these steps are being deleted: nothing may begin to refer to them, or to hold them."""
+    paths = []
+    try:
+        for ref in refs:
+            record = Tombstone(step=ref.step, attempt=ref.attempt, created=time.time(), by=this_process())
+            paths.append(f"{_tombstone(ref)}-{secrets.token_hex(4)}.json")
+            store.create(paths[-1], seal(record), sync=False)
+        yield
+    finally:
+        for path in paths:
+            with contextlib.suppress(HoldfastError):
+                store.delete(path)
 
 
 def is_buried(store: Store, ref: StepRef) -> bool:
-    return _tombstone(ref).removeprefix("tombstones/") in store.list("tombstones")
+    """Whether a process that may still live is deleting the step."""
+    prefix = _tombstone(ref).removeprefix("tombstones/")
+    for name in store.list("tombstones"):
+        if name.startswith(f"{prefix}-"):
+            with contextlib.suppress(Corrupt):  # left of a power cut, which no deletion survives
+                record = read_record(store, f"tombstones/{name}", Tombstone)
+                if record is not None and not is_gone(record.by):
+                    return True
+    return False
 
 
 def clear_marks(store: Store) -> None:
@@ -92,7 +106,24 @@ def hold(store: Store, ref: StepRef) -> Iterator[Pin]:
     try:
         yield record
     finally:
-        store.delete(f"pins/{name}.json")
+        with contextlib.suppress(HoldfastError):
+            store.delete(f"pins/{name}.json")
+
+
+@contextlib.contextmanager
+def held(history: History, ref: StepRef) -> Iterator[Step]:
+    """The step, which is there and stays there while the block runs.
+
+    The hold is published before the tombstone is looked for, and pruning does it the other way round: neither can miss the other.
+
+    Raises:
+        NoCheckpoint: it is gone, or about to go.
+    """
+    with hold(history.store, ref):
+        found = None if is_buried(history.store, ref) else history.by_ref(ref)
+        if found is None:
+            raise NoCheckpoint(f"step {ref.step} of {history.store.url} was pruned before it could be held, or is being pruned")
+        yield found
 
 
 def pin(store: Store, ref: StepRef, name: str) -> None:
@@ -110,6 +141,16 @@ def pin(store: Store, ref: StepRef, name: str) -> None:
         other = read_record(store, path, Pin)
         if other is not None and (other.step, other.attempt) != (ref.step, ref.attempt):
             raise Refused(f"the pin {name} already names step {other.step}; unpin it first or choose another name") from None
+
+
+def check_pin_is_free(store: Store, name: str) -> None:
+    """Raises:
+    Refused: the name cannot be one of a pin, or is taken.
+    """
+    check_pin_name(name)
+    taken = read_record(store, f"pins/{name}.json", Pin)
+    if taken is not None:
+        raise Refused(f"the pin {name} already names step {taken.step}; unpin it first or choose another name")
 
 
 def check_pin_name(name: str) -> None:
@@ -135,4 +176,4 @@ def note(store: Store, ref: StepRef, metrics: dict[str, object]) -> None:
 
 
 def _tombstone(ref: StepRef) -> str:
-    return f"tombstones/{ref.step:010d}-a{ref.attempt:04d}.json"
+    return f"tombstones/{ref.step:010d}-a{ref.attempt:04d}"

@@ -16,8 +16,8 @@ from ..format.names import safe_path, step_dir
 from ..format.records import StepRef
 from ..store.base import Store
 from .decide import read_part
-from .history import History, Step, live_pins
-from .marks import bury, clear_marks, live_intents, unbury
+from .history import History, Snapshot, Step, live_pins, newest
+from .marks import burying, clear_marks, live_intents
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,19 @@ class Removed:
     freed_bytes: int
 
 
-def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int = 0, *, is_replaced: bool = False) -> Removed:
+@dataclass(frozen=True)
+class Replacement:
+    """What was written to stand in the place of the one victim."""
+
+    path: str
+    """Its directory, committed."""
+    is_whole: bool
+    """Whether it has all that the victim has: pins and holds are then on it."""
+
+
+def remove_steps(
+    history: History, victims: Sequence[Step], recycle_bytes: int = 0, *, replacement: Replacement | None = None
+) -> Removed:
     """Delete steps, and what dead writers and interrupted deletions left.
 
     The order carries the proof. A directory that is undecided before the intents are read, has no live intent, and is undecided
@@ -39,39 +51,46 @@ def remove_steps(history: History, victims: Sequence[Step], recycle_bytes: int =
 
     Args:
         recycle_bytes: keep up to so many bytes of files for later saves to write over.
-        is_replaced: each victim was written again, whole: pins and holds are then on the rewriting.
+        replacement: of the one victim; nothing is removed unless it is there.
     """
     store = history.store
-    for step in victims:
-        bury(store, step.ref)
-    try:
-        undecided = set(history.look().undecided)
+    with burying(store, [step.ref for step in victims]):
+        first = history.look()
+        undecided, hidden = set(first.undecided), set(first.hidden)
         intents = live_intents(store)
         busy = {ref: f"the save of step {i.step} may refer to it" for i in intents for ref in i.parents}
-        if not is_replaced:
+        if replacement is None or not replacement.is_whole:
             busy |= {StepRef(p.step, p.attempt): "pinned, or held by a reader" for p in live_pins(store)}
         snapshot = history.look()
-        undecided &= set(snapshot.undecided)
+        with contextlib.suppress(HoldfastError):
+            if replacement is None or not replacement.is_whole:
+                busy.setdefault(newest(snapshot, store.url).ref, "it has become the newest")
         writing = {step_dir(i.step, i.attempt) for i in intents}
-        undecided = {path for path in undecided if path.partition("-r")[0] not in writing}
+        stale = (undecided & set(snapshot.undecided)) | (hidden & set(snapshot.hidden))
+        stale = {path for path in stale if path.partition("-r")[0] not in writing}
         wanted = {step.path for step in victims if step.ref not in busy}
         gone = [step for step in snapshot.steps if step.path in wanted]
+        if replacement is not None:
+            gone = gone if replacement.path in snapshot.hidden else []
+            stale.discard(replacement.path)
         if gone:  # what survives must be on the disk before anything goes: its writer may have been killed before it synced
-            store.sync("attempts")
-            store.sync(max((s for s in snapshot.lineage if s not in gone), key=lambda s: s.step, default=gone[0]).path)
-        doomed = sorted({step.path for step in gone} | undecided)
+            store.sync(replacement.path if replacement else _newest_kept(snapshot, gone))
+        doomed = sorted({step.path for step in gone} | stale)
         for path in doomed:  # undecided ones too: their record may be gone only from the cache of a process that was killed
             store.delete(f"{path}/commit.json", sync=True)
-        remaining = [s.path for s in snapshot.steps if s.path not in wanted] + list(snapshot.damaged)
+        remaining = [p for p in (*(s.path for s in snapshot.steps), *snapshot.hidden, *snapshot.damaged) if p not in doomed]
         needed = _needed(store, remaining, {s.path: s for s in snapshot.steps})
         freed = sum(_sweep(store, path, needed, recycle_bytes) for path in doomed)
-    finally:
-        for step in victims:
-            unbury(store, step.ref)
     clear_marks(store)
     freed += store.sweep(recycle_bytes)
     spared = {step.ref: busy[step.ref] for step in victims if step.ref in busy}
     return Removed(tuple(s.ref for s in gone), spared, freed)
+
+
+def _newest_kept(snapshot: Snapshot, gone: Sequence[Step]) -> str:
+    """The directory of the newest step of the lineage that stays."""
+    kept = [s for s in snapshot.lineage if s not in gone] or list(gone)
+    return max(kept, key=lambda s: s.step).path
 
 
 def _needed(store: Store, folders: Sequence[str], steps: dict[str, Step]) -> set[str]:

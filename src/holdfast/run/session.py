@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded
+from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded, Unavailable
 from ..format.index import Index
 from ..format.records import Commit, StepRef
 from ..store.base import Store
@@ -20,8 +21,10 @@ from .base import Base
 from .contents import Contents
 from .decide import read_part
 from .history import History, Step, claim_attempt, create_run, newest
-from .marks import INTENT_SECONDS, intent, is_buried
+from .marks import INTENT_SECONDS, held, intent, is_buried
 from .write import Written, write_step
+
+_TRIES = 5
 
 
 class Session:
@@ -29,7 +32,8 @@ class Session:
 
     Args:
         libraries: versions to record. reason: of the attempt. parent: the commit that this line continues; None for the newest
-            of the lineage. skipped: sample ranges that this line leaves out.
+            of the lineage; one that is given must be held. skipped: sample ranges that this line leaves out.
+        first_step: what will be saved first, so that it can be refused before the attempt is claimed.
     Raises:
         Refused: the directory holds something that is not a run.
     """
@@ -41,24 +45,43 @@ class Session:
         reason: str | None = None,
         parent: StepRef | None = None,
         skipped: list[list[int]] | None = None,
+        first_step: int | None = None,
     ) -> None:
         self.store = store
         self.history = History(store)
         self.libraries = libraries
         self.run = create_run(store, libraries.get("holdfast", "")).run
-        snapshot = self.history.look()
-        last = None
+        self.parent, self.attempt = parent, 0
         if parent is None:
-            with contextlib.suppress(NoCheckpoint):
-                last = newest(snapshot, store.url)
-        self.parent = parent or (last.ref if last else None)
-        self.attempt = claim_attempt(
-            self.history, self.run, reason or ("restart" if self.parent else "start"), self.parent, skipped
-        ).attempt
+            self._claim_after_newest(reason, skipped, first_step)
+        if not self.attempt:
+            reason = reason or ("restart" if parent else "start")
+            self.attempt = claim_attempt(self.history, self.run, reason, parent, skipped).attempt
         self.last_step = self.parent.step if self.parent else None
         self.last: Step | None = None
         self.pid = os.getpid()
         self._written: Written | None = None
+
+    def _claim_after_newest(self, reason: str | None, skipped: list[list[int]] | None, first_step: int | None) -> None:
+        """Claim an attempt that continues from the newest step, which must not go away meanwhile; none if there is no step."""
+        for _ in range(_TRIES):
+            try:
+                last = newest(self.history.look(), self.store.url)
+            except NoCheckpoint:
+                return
+            with contextlib.suppress(NoCheckpoint), held(self.history, last.ref):
+                self._check_step(first_step, last.step)
+                claimed = claim_attempt(self.history, self.run, reason or "restart", last.ref, skipped)
+                self.parent, self.attempt = last.ref, claimed.attempt
+                return
+        raise Unavailable(f"{self.store.url}: each newest step was pruned before it could be held; is another job saving there?")
+
+    def _check_step(self, step: int | None, last: int | None, is_whole: bool = True) -> None:
+        if step is not None and last is not None and step < last + is_whole:
+            raise Refused(
+                f"step {step} does not exceed step {last}, which {self.store.url} continues from; "
+                f"to go back, `holdfast rollback {self.store.url}@STEP` first"
+            )
 
     def save(
         self,
@@ -82,11 +105,7 @@ class Session:
             StepExists, Unavailable, NoSpace, Unsupported.
         """
         is_whole = kind != "partial"
-        if self.last_step is not None and step < self.last_step + is_whole:
-            raise Refused(
-                f"step {step} does not exceed step {self.last_step}, which {self.store.url} continues from; "
-                f"to go back, `holdfast rollback {self.store.url}@STEP` first"
-            )
+        self._check_step(step, self.last_step, is_whole)
         self.check_newest()
         parent = self.last.ref if self.last else self.parent
         parents = [parent, *self._references_of(parent)] if parent and refer else []
@@ -102,7 +121,8 @@ class Session:
                 committed = self._try(contents, record, base, recycle, mark.expires)
                 if committed is not None:
                     break
-        assert committed is not None
+        if committed is None:
+            raise Unavailable(f"files of step {step} vanished from {self.store.url} while it was being saved")
         if is_whole:
             self.last_step, self.last = step, committed
         return committed
@@ -131,7 +151,7 @@ class Session:
             return True
 
         layout = self._written.layout if base and self._written else None
-        rewrite = int(record.kind == "partial")
+        rewrite = secrets.randbelow(10**8) + 1 if record.kind == "partial" else 0
         written = write_step(
             self.store, contents, record, base, rewrite=rewrite, layout=layout, recycle=recycle, may_commit=may_commit
         )
@@ -172,12 +192,12 @@ class Session:
 _open: dict[str, Session] = {}
 
 
-def session_of(store: Store, libraries: dict[str, str]) -> Session:
+def session_of(store: Store, libraries: dict[str, str], first_step: int) -> Session:
     """This process's session on a run, opened when first asked for."""
     known = _open.get(store.url)
     record = known.history.run_record() if known else None
     if known is None or known.pid != os.getpid() or record is None or record.run != known.run:
-        known = _open[store.url] = Session(store, libraries)
+        known = _open[store.url] = Session(store, libraries, first_step=first_step)
     return known
 
 

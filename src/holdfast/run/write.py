@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ..errors import StepExists
+from ..errors import HoldfastError, StepExists, Unavailable
 from ..format.columns import Columns
 from ..format.names import owner_of, step_dir
 from ..format.records import Commit
@@ -19,7 +19,7 @@ from .contents import Contents
 from .cover import prove_cover
 from .decide import Part, combine, decide, publish_part
 from .files import FilesWriter
-from .history import Step
+from .history import Step, read_record
 
 WRITER = "n0000"
 
@@ -80,6 +80,9 @@ def write_step(
         except StepExists as error:
             is_decided = error.existing is not None
             raise
+        except Unavailable:
+            is_decided = True  # or not: nobody guesses, and nothing is taken away that others may have seen
+            _settle(store, folder, record)
         is_decided = True
         return Written(Step(record.step, record.attempt, folder, record), (holder, columns), placed.probes)
     except FileNotFoundError as error:
@@ -87,5 +90,17 @@ def write_step(
     finally:
         if not is_decided:
             with contextlib.suppress(Exception):
-                store.delete(f"{folder}/commit.json", sync=True)  # it may be there, if only making it durable failed
                 store.delete_dir(folder)
+
+
+def _settle(store: Store, folder: str, record: Commit) -> None:
+    """The answer to our decision was lost: if the record is there after all, make it durable.
+
+    Raises:
+        Unavailable: it is not there, or the store does not say.
+    """
+    if read_record(store, f"{folder}/commit.json", Commit) != record:
+        with contextlib.suppress(HoldfastError):
+            store.delete_dir(folder)
+        raise Unavailable(f"the commit of step {record.step} could not be written to {store.url}; the step does not exist")
+    store.sync(folder)

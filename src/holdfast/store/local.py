@@ -150,6 +150,8 @@ class LocalStore:
             self._sync_dir(self._at(path))
 
     def delete_dir(self, path: str) -> None:
+        if not path:
+            raise ValueError("a store does not delete its own root")
         folder = self._at(path)
         self._durable_dirs.discard(folder)
         with _translated("delete", folder), contextlib.suppress(FileNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ class MemoryStore:
     capabilities = Capabilities(is_durable=False, is_create_once=True, has_recycling=False, has_locks=True)
 
     def __init__(self, name: str = "") -> None:
-        self.url = f"memory://{name}"
+        self.url = f"memory://{name or secrets.token_hex(6)}"
         self._files: dict[str, bytes | bytearray] = {}
         self._lock = threading.Lock()
 

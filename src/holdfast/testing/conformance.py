@@ -358,6 +358,21 @@ class StoreSuite:
         assert store.retire("file", 0) == BLOCK
         assert store.list("") == []
 
+    def test_a_sweep_frees_what_was_retired_and_nothing_else(self, store: Store) -> None:
+        for path in ("one", "two", "three"):
+            write_file(store, path, bytes(BLOCK), recycle=False)
+        freed = sum(store.retire(path, 1 << 30) for path in ("one", "two"))
+        freed += store.sweep(BLOCK)
+        assert freed == BLOCK if store.capabilities.has_recycling else freed == 2 * BLOCK
+        assert freed + store.sweep() == 2 * BLOCK
+        assert store.list("") == ["three"]
+
+    def test_syncing_a_directory_changes_nothing_and_a_missing_one_is_no_error(self, store: Store) -> None:
+        store.create("folder/file", b"content", sync=False)
+        for path in ("folder", "missing", "no/such/folder"):
+            store.sync(path)
+        assert store.list("") == ["folder/"]
+
     def test_nothing_of_a_retired_file_shows_through_in_the_next(self, store: Store) -> None:
         write_file(store, "old", b"\xff" * (5 * BLOCK))
         store.retire("old", 1 << 30)
