@@ -41,9 +41,7 @@ def processor() -> str:
 
 def file_system(directory: Path) -> str:
     """Its type and options, without the name of the device or of the place."""
-    holders = [
-        mount for mount in psutil.disk_partitions(all=True) if directory.resolve().is_relative_to(mount.mountpoint)
-    ]
+    holders = [mount for mount in psutil.disk_partitions(all=True) if directory.resolve().is_relative_to(mount.mountpoint)]
     if not holders:
         return "unknown"
     mount = max(holders, key=lambda mount: len(mount.mountpoint))

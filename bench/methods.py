@@ -205,9 +205,7 @@ class DCPAsync(DCP):
         self.pending: Any = None
 
     def save(self) -> None:
-        self.pending = self.dcp.async_save(
-            self.tensors, checkpoint_id=self.directory, async_stager=self.stager, no_dist=True
-        )
+        self.pending = self.dcp.async_save(self.tensors, checkpoint_id=self.directory, async_stager=self.stager, no_dist=True)
         self.pending.staging_completion.result()
 
     def finish(self) -> None:

@@ -96,9 +96,7 @@ def medians(result: Result) -> dict[str, float]:
 
 def best_peer(results: Iterable[Result], column: str) -> Result | None:
     """The peer with the lowest median; one that failed anywhere is not trusted to be the best."""
-    peers = [
-        result for result in results if result.key not in OURS and result.failure is None and column in result.values
-    ]
+    peers = [result for result in results if result.key not in OURS and result.failure is None and column in result.values]
     return min(peers, key=lambda peer: median(peer.values[column]), default=None)
 
 
@@ -152,8 +150,7 @@ def aligned(rows: list[list[str]]) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
@@ -167,10 +164,7 @@ def table(results: Iterable[Result]) -> str:
         rows.append(
             [
                 result.title + (" (failed)" if result.failure else ""),
-                *(
-                    f"{middle[column.key] / column.unit:.{column.digits}f}" if column.key in middle else "-"
-                    for column in COLUMNS
-                ),
+                *(f"{middle[column.key] / column.unit:.{column.digits}f}" if column.key in middle else "-" for column in COLUMNS),
             ]
         )
     return aligned(rows)

@@ -167,9 +167,7 @@ def test_no_fast_room_imports_torch_when_it_is_imported() -> None:
     wrong = [
         str(i)
         for i in IMPORTS
-        if i.room in NO_TORCH_AT_IMPORT | {""}
-        and i.target.partition(".")[0] == "torch"
-        and not (i.is_deferred or i.is_for_types)
+        if i.room in NO_TORCH_AT_IMPORT | {""} and i.target.partition(".")[0] == "torch" and not (i.is_deferred or i.is_for_types)
     ]
     assert not wrong, wrong
 

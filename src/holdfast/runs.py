@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .address import best, find
-from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, Refused
+from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, Refused, Unavailable
 from .format.records import StepRef
 from .policy.keep import Candidate, Keep
 from .run.history import History, Step, claim_attempt, live_pins
@@ -22,8 +22,10 @@ from .version import libraries
 
 if TYPE_CHECKING:
     from .loading.checkpoint import Checkpoint
+    from .store.base import Store
 
 _POLL_SECONDS = 0.25
+_TRIES = 5
 
 
 @dataclass
@@ -249,23 +251,28 @@ class Run:
             Corrupt: the source is damaged; the target has no such step then.
         """
         from .loading.checkpoint import open_step
+
+        for _ in range(_TRIES):
+            with self.hold(step) as found, open_step(self.store, found.path, found.commit) as checkpoint:
+                try:
+                    checkpoint.open_files()
+                except FileNotFoundError:  # it was just replaced by a copy of itself
+                    continue
+                return self._copy_open(found, checkpoint, open_store(target))
+        raise Unavailable(f"step {step} of {self.path} is replaced again and again; is somebody pinning it in a loop?")
+
+    def _copy_open(self, found: Step, checkpoint: Checkpoint, target: Store) -> Step:
+        from .loading.checkpoint import open_step
         from .loading.source import contents_of_stored
         from .run.session import Session
 
-        target_store = open_store(target)
-        with self.hold(step) as found, open_step(self.store, found.path, found.commit) as checkpoint:
-            session = Session(target_store, libraries(), reason="copy", first_step=found.step)
-            origin = {"run": found.commit.run, "step": found.step, "attempt": found.attempt}
-            copied = session.save(
-                contents_of_stored(checkpoint),
-                found.step,
-                metrics=found.metrics,
-                best=found.commit.best,
-                origin=origin,
-                refer=False,
-            )
-            with open_step(target_store, copied.path, copied.commit) as copy:
-                _compare(checkpoint, copy)
+        session = Session(target, libraries(), reason="copy", first_step=found.step)
+        origin = {"run": found.commit.run, "step": found.step, "attempt": found.attempt}
+        copied = session.save(
+            contents_of_stored(checkpoint), found.step, metrics=found.metrics, best=found.commit.best, origin=origin, refer=False
+        )
+        with open_step(target, copied.path, copied.commit) as copy:
+            _compare(checkpoint, copy)
         return copied
 
 

@@ -12,7 +12,6 @@ from conftest import bit_differences
 import holdfast
 from holdfast import HoldfastError, State
 
-
 from .wreck import bounds, change, make_state
 
 
@@ -67,7 +66,7 @@ def exact_or_refused(address: Any, expected: dict[str, Any], *places: str) -> bo
         with bounds():
             found = holdfast.load(address)
     except HoldfastError as error:
-        assert not places or any(place in str(error) for place in places), f"{error!r} names none of {places}"  # noqa: PT017
+        assert not places or any(place in str(error) for place in places), f"{error!r} names none of {places}"
         return False
     assert_same(found, expected)
     return True

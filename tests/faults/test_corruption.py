@@ -15,7 +15,20 @@ from holdfast import Checkpointer, Corrupt, HoldfastError, NoCheckpoint, State, 
 from holdfast.format.records import FORMAT
 
 from .refuse import assert_same, exact_or_refused, live_state, never_wrong, refused
-from .wreck import CHUNK, Kinds, cut, fix_digests, flip, make_state, put, read_columns, rewrite_index, rewrite_record, seal, write_columns
+from .wreck import (
+    CHUNK,
+    Kinds,
+    cut,
+    fix_digests,
+    flip,
+    make_state,
+    put,
+    read_columns,
+    rewrite_index,
+    rewrite_record,
+    seal,
+    write_columns,
+)
 
 STRUCTURE = ["run", "attempt", "commit", "index"]
 """Files without which no byte of a checkpoint is to be believed."""
@@ -85,7 +98,9 @@ def test_a_flipped_bit_in_a_tensors_bytes_is_refused_with_file_and_tensor(run: P
     assert 4096 <= error.offset < data.stat().st_size
 
 
-@pytest.mark.parametrize("at", [4096, 4096 + CHUNK - 1, 4096 + CHUNK, 4096 + CHUNK + 400_000], ids=["first", "end", "second", "later"])
+@pytest.mark.parametrize(
+    "at", [4096, 4096 + CHUNK - 1, 4096 + CHUNK, 4096 + CHUNK + 400_000], ids=["first", "end", "second", "later"]
+)
 def test_a_flipped_bit_in_any_chunk_of_a_large_tensor_is_refused(at: int, run: Path, saved: Saved) -> None:
     """The chunk lies in the file of step 1, to which step 3 refers; step 2 is pinned and self-contained."""
     files = Kinds(run, step=1)
@@ -220,7 +235,9 @@ def test_a_record_of_a_later_version_is_unsupported(kind: str, fields: dict[str,
     assert "upgrade" in str(error)
 
 
-@pytest.mark.parametrize("metadata", [{"version": "2"}, {"features": "telepathy"}, {"features": "a,b"}], ids=["version", "feature", "features"])
+@pytest.mark.parametrize(
+    "metadata", [{"version": "2"}, {"features": "telepathy"}, {"features": "a,b"}], ids=["version", "feature", "features"]
+)
 def test_an_index_of_a_later_version_is_unsupported(metadata: dict[str, str], run: Path) -> None:
     rewrite_index(Kinds(run), lambda columns, known: known.update(metadata))
     error = refused(str(run), Kinds(run).name("index"))
@@ -229,14 +246,20 @@ def test_an_index_of_a_later_version_is_unsupported(metadata: dict[str, str], ru
 
 
 @pytest.mark.parametrize("kind", ["run", "attempt", "commit"])
-@pytest.mark.parametrize("body", [b"", b"[]", b"5", b"{}", b'{"format": "x"', b'{"format": 1', b"\xff" * 60, b"[" * 100_000], ids=lambda b: b[:16].decode("ascii", "replace"))
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"[]", b"5", b"{}", b'{"format": "x"', b'{"format": 1', b"\xff" * 60, b"[" * 100_000],
+    ids=lambda b: b[:16].decode("ascii", "replace"),
+)
 def test_garbage_under_a_right_seal_is_refused(kind: str, body: bytes, run: Path) -> None:
     put(Kinds(run).path(kind), seal(body))
     refused(str(run), Kinds(run).name(kind))
 
 
 @pytest.mark.parametrize("kind", [*STRUCTURE, "data"])
-@pytest.mark.parametrize("garbage", [b"", b"\x00" * 5000, b"\xff" * 5000, b"{}", b"PK\x03\x04" * 99], ids=["empty", "zeros", "ones", "braces", "zip"])
+@pytest.mark.parametrize(
+    "garbage", [b"", b"\x00" * 5000, b"\xff" * 5000, b"{}", b"PK\x03\x04" * 99], ids=["empty", "zeros", "ones", "braces", "zip"]
+)
 def test_a_file_full_of_something_else_is_refused(kind: str, garbage: bytes, run: Path) -> None:
     put(Kinds(run).path(kind), garbage)
     refused(str(run), Kinds(run).name(kind), touches=kind == "data")

@@ -200,7 +200,9 @@ def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(runs: Runs, 
     works_again(run, runs)
 
 
-def test_a_filesystem_without_allocation_directory_syncs_or_direct_writes_is_used(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_filesystem_without_allocation_directory_syncs_or_direct_writes_is_used(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     inner, write = posix.fsync, posix.pwrite
 
     def fsync(fd: int) -> None:

@@ -49,7 +49,11 @@ def tmpfs(at: Path, options: str) -> Iterator[Path]:
 
 
 def parts_of(run: Path) -> set[str]:
-    return {p.name for p in (run / "steps").iterdir()} | {str(p) for p in run.rglob(".tmp-*")} | {str(p) for p in run.glob("intents/*")}
+    return (
+        {p.name for p in (run / "steps").iterdir()}
+        | {str(p) for p in run.rglob(".tmp-*")}
+        | {str(p) for p in run.glob("intents/*")}
+    )
 
 
 def fill_up(run: Path, state: dict[str, Any]) -> tuple[int, NoSpace]:
@@ -109,7 +113,7 @@ def test_every_size_of_a_too_small_disk_leaves_a_run_or_nothing(tmp_path: Path) 
                 assert_same(holdfast.load(str(disk / "run"))["model"], state["model"])
             except NoSpace as error:
                 outcomes.append(False)
-                assert str(disk / "run") in str(error)  # noqa: PT017
+                assert str(disk / "run") in str(error)
                 with pytest.raises(HoldfastError):
                     holdfast.load(str(disk / "run"))
     assert outcomes == sorted(outcomes)

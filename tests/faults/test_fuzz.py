@@ -113,7 +113,9 @@ def test_a_mutated_file_is_exact_or_refused(kind: str, mutation: Mutation, mende
 @pytest.mark.parametrize("kind", ["run", "attempt", "commit", "pin", "note"])
 @fuzzed(400)
 @given(mutation=mutations)
-def test_a_mutated_record_that_is_sealed_again_is_exact_or_refused(kind: str, mutation: Mutation, mended: Kinds, small: tuple[Path, Any]) -> None:
+def test_a_mutated_record_that_is_sealed_again_is_exact_or_refused(
+    kind: str, mutation: Mutation, mended: Kinds, small: tuple[Path, Any]
+) -> None:
     path, held = small
     with Damage(mended, kind, seal(mutate(mended.path(kind).read_bytes()[:-50], mutation)), True):
         exact_or_refused(f"{path}@3", held[3])
@@ -135,7 +137,9 @@ def one_of_them(address: str, held: dict[int, dict[str, Any]]) -> None:
 @fuzzed(1500)
 @given(mutation=mutations)
 @example(mutation=[("overwrite", 0.0, 0.0, b"\xff" * 8)])
-def test_a_mutated_index_with_right_digests_is_exact_or_refused(mutation: Mutation, mended: Kinds, small: tuple[Path, Any]) -> None:
+def test_a_mutated_index_with_right_digests_is_exact_or_refused(
+    mutation: Mutation, mended: Kinds, small: tuple[Path, Any]
+) -> None:
     path, held = small
     with Damage(mended, "index", mutate(mended.path("index").read_bytes(), mutation), True):
         if not exact_or_refused(f"{path}@3", held[3]):
@@ -144,7 +148,9 @@ def test_a_mutated_index_with_right_digests_is_exact_or_refused(mutation: Mutati
 
 @fuzzed(200)
 @given(mutation=mutations, kind=st.sampled_from(["commit", "index", "data"]), is_sealed=st.booleans())
-def test_resume_gives_an_exact_step_or_refuses(mutation: Mutation, kind: str, is_sealed: bool, mended: Kinds, small: tuple[Path, Any]) -> None:
+def test_resume_gives_an_exact_step_or_refuses(
+    mutation: Mutation, kind: str, is_sealed: bool, mended: Kinds, small: tuple[Path, Any]
+) -> None:
     path, _ = small
     data = mended.path(kind).read_bytes()
     changed = seal(mutate(data[:-50], mutation)) if kind == "commit" and is_sealed else mutate(data, mutation)

@@ -190,7 +190,22 @@ def rename(old: str, new: bytes, path: bytes | None = None) -> Edit:
     return edit
 
 
-PATHS = [b"", b"{}", b"[]", b"5", b"null", b'"model"', b"[[]]", b'[{"a": []}]', b'["model"]', b'["model", "other"]', b'["other", "small"]', b"[" * 99_999, b'["model", NaN]', b'["progress", "epoch", "small"]']
+PATHS = [
+    b"",
+    b"{}",
+    b"[]",
+    b"5",
+    b"null",
+    b'"model"',
+    b"[[]]",
+    b'[{"a": []}]',
+    b'["model"]',
+    b'["model", "other"]',
+    b'["other", "small"]',
+    b"[" * 99_999,
+    b'["model", NaN]',
+    b'["progress", "epoch", "small"]',
+]
 LIES |= {f"the path {path[:20].decode()}": rename("model.small", b"model.small", path) for path in PATHS}
 LIES |= {
     "one name twice": rename("model.small", b"model.none", b'["model","none"]'), "names out of order": rename("model.small", b"model.a", b'["model","a"]'), "an empty name": rename("model.big", b"", b'[""]'),
@@ -204,10 +219,38 @@ LIES |= {
     "a digest algorithm nobody knows": lambda c, m: c.update({"chunk.algorithm": np.full(len(c["chunk.file"]), 2, np.uint8)}), "no digests": lambda c, m: c.update({"chunk.algorithm": np.zeros(len(c["chunk.file"]), np.uint8)}),
     "strides": lambda c, m: c.update({"entry.strides": np.ones(len(c["entry.box"]) // 2, np.int64)}),
 }  # fmt: skip
-CODECS = [b"", b"5", b"[]", b'["raw"]', b'["raw", 2, ""]', b'["planes", 1, ""]', b'[["raw"], 1, ""]', b'[{}, {}, {}]', b'["raw", 1, "", 1]', b'["zstd", 1, ""]', b"[" * 99_999, b'["raw", 1, "level=9"]']
+CODECS = [
+    b"",
+    b"5",
+    b"[]",
+    b'["raw"]',
+    b'["raw", 2, ""]',
+    b'["planes", 1, ""]',
+    b'[["raw"], 1, ""]',
+    b"[{}, {}, {}]",
+    b'["raw", 1, "", 1]',
+    b'["zstd", 1, ""]',
+    b"[" * 99_999,
+    b'["raw", 1, "level=9"]',
+]
 LIES |= {f"the codec {text[:20].decode()}": lambda c, m, text=text: put_table(c, "codec.json", [text]) for text in CODECS}
-FILES = [b"../secret", b"/etc/passwd", b"steps/../../secret", b"", b".", b"steps//x", b"/dev/zero", b"steps/\x00", b"holdfast.json", b"steps\\x", b"steps/0000000003-a0001", b"\n"]
-LIES |= {f"the file {path!r}": lambda c, m, path=path: put_table(c, "file.path", [path] * len(table(c, "file.path"))) for path in FILES}
+FILES = [
+    b"../secret",
+    b"/etc/passwd",
+    b"steps/../../secret",
+    b"",
+    b".",
+    b"steps//x",
+    b"/dev/zero",
+    b"steps/\x00",
+    b"holdfast.json",
+    b"steps\\x",
+    b"steps/0000000003-a0001",
+    b"\n",
+]
+LIES |= {
+    f"the file {path!r}": lambda c, m, path=path: put_table(c, "file.path", [path] * len(table(c, "file.path"))) for path in FILES
+}
 LIES |= {
     f"the foreign file {path!r}": lambda c, m, path=path: (put_table(c, "file.path", [path] * 2), c["file.attempt"].__setitem__(slice(None), -1), c["file.step"].__setitem__(slice(None), -1))
     for path in (b"../secret", b"/etc/passwd", b"/dev/zero", b"holdfast.json")
@@ -275,7 +318,13 @@ def test_what_a_later_version_may_add_is_unsupported(name: str, run: Path) -> No
 
 
 def test_unknown_columns_and_metadata_are_ignored(run: Path, saved: Saved) -> None:
-    rewrite_index(Kinds(run), lambda c, m: (c.update({"tensor.mood": np.arange(3), "file.colour": np.zeros((2, 2), np.uint8)}), m.update(author="later")))
+    rewrite_index(
+        Kinds(run),
+        lambda c, m: (
+            c.update({"tensor.mood": np.arange(3), "file.colour": np.zeros((2, 2), np.uint8)}),
+            m.update(author="later"),
+        ),
+    )
     columns, metadata = read_columns(Kinds(run).path("index"))
     assert "tensor.mood" in columns
     assert metadata["author"] == "later"
@@ -298,14 +347,24 @@ def test_a_free_grid_is_read(run: Path, saved: Saved) -> None:
             for i in range(a, b):
                 size = int(c["chunk.raw_bytes"][i])
                 step = 65_536 if size > 10_000 else 40
-                rows += [(int(c["chunk.raw_start"][i]) + at, min(step, size - at), int(c["chunk.file"][i]), int(c["chunk.offset"][i]) + at) for at in range(0, size, step)]
+                rows += [
+                    (
+                        int(c["chunk.raw_start"][i]) + at,
+                        min(step, size - at),
+                        int(c["chunk.file"][i]),
+                        int(c["chunk.offset"][i]) + at,
+                    )
+                    for at in range(0, size, step)
+                ]
             bounds.append(len(rows))
         data = {p: (run / p).read_bytes() for p in paths}
         c["entry.chunks"] = np.array(bounds, np.int64)
         for name, column in zip(("raw_start", "raw_bytes", "file", "offset"), zip(*rows, strict=True), strict=True):
             c[f"chunk.{name}"] = np.array(column, c[f"chunk.{name}"].dtype)
         c["chunk.stored_bytes"] = c["chunk.raw_bytes"]
-        c["chunk.digest"] = np.frombuffer(b"".join(xxhash.xxh3_128_digest(data[paths[f]][o : o + n]) for _, n, f, o in rows), np.uint8).reshape(-1, 16)
+        c["chunk.digest"] = np.frombuffer(
+            b"".join(xxhash.xxh3_128_digest(data[paths[f]][o : o + n]) for _, n, f, o in rows), np.uint8
+        ).reshape(-1, 16)
 
     rewrite_index(Kinds(run), edit)
     assert exact(run, saved)

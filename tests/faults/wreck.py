@@ -54,7 +54,10 @@ class Model(torch.nn.Module):
 
 def make_state(big: int = (9 << 20) // 8) -> dict[str, Any]:
     """A model and a dict, with a tensor of `big` fp32 elements: by default 4.5 MiB, two chunks."""
-    return {"model": Model(big), "progress": {"epoch": 3, "seen": 2**60, "name": "naïve", "tuple": (1, -0.0), "tensor": torch.arange(5)}}
+    return {
+        "model": Model(big),
+        "progress": {"epoch": 3, "seen": 2**60, "name": "naïve", "tuple": (1, -0.0), "tensor": torch.arange(5)},
+    }
 
 
 def change(state: dict[str, Any], by: float = 1.0) -> None:
@@ -99,7 +102,11 @@ class Kinds:
         return found
 
     def path(self, kind: str) -> Path:
-        plain = {"run": self.run / "holdfast.json", "attempt": self.run / "attempts" / "0001.json", "commit": self.folder / "commit.json"}
+        plain = {
+            "run": self.run / "holdfast.json",
+            "attempt": self.run / "attempts" / "0001.json",
+            "commit": self.folder / "commit.json",
+        }
         if kind in plain:
             return plain[kind]
         (found,) = {

@@ -24,7 +24,7 @@ FRESH = ("chunk.digest", "chunk.algorithm", "file.")
 COLUMN_KINDS = {"U8": "|u1", "U16": "<u2", "U32": "<u4", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 
 
-class Refused(Exception):  # noqa: N818
+class Refused(Exception):
     """What the document says a reader must refuse."""
 
 
@@ -157,7 +157,9 @@ def strings(columns: dict[str, np.ndarray], table: str) -> list[str]:
 
 def layout_digest(columns: dict[str, np.ndarray]) -> str:
     layout = sorted(n for n in columns if not n.startswith(FRESH) and n != "part.json")
-    return digest(b"".join(f"{n}:{columns[n].dtype.str}:{columns[n].shape};".encode() + columns[n].tobytes() for n in layout)).hex()
+    return digest(
+        b"".join(f"{n}:{columns[n].dtype.str}:{columns[n].shape};".encode() + columns[n].tobytes() for n in layout)
+    ).hex()
 
 
 def content_digest(columns: dict[str, np.ndarray], values: Any, rank_values: Any) -> str:

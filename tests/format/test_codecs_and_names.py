@@ -97,7 +97,13 @@ def test_an_escaped_name_has_no_at_sign_or_control_character_and_comes_back(text
     assert unescape(escaped) == text
 
 
-@given(st.lists(st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), st.none(), st.booleans()), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.one_of(st.text(st.characters(exclude_categories=["Cs"])), st.integers(), st.none(), st.booleans()),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_a_dotted_name_can_stand_in_a_header(path: list[Any]) -> None:
     name = dotted(path)
     assert "@" not in name
@@ -134,7 +140,9 @@ def test_a_path_inside_the_run_is_safe(path: str) -> None:
     assert safe_path(path, "x") == path
 
 
-@pytest.mark.parametrize("path", ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", os.sep * 2])
+@pytest.mark.parametrize(
+    "path", ["", "/", "/etc/passwd", "..", "../x", "a/../../x", "a/..", "./a", "a//b", "a/", "a\\b", "a\x00b", "a\nb", os.sep * 2]
+)
 def test_a_path_out_of_the_run_is_refused(path: str) -> None:
     with pytest.raises(Corrupt, match="steps/x/index"):
         safe_path(path, "steps/x/index")

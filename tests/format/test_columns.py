@@ -31,7 +31,13 @@ def raw_file(entries: dict[str, tuple[str, list[int], bytes]]) -> bytes:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(min_size=1, max_size=9), st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 5), min_size=1, max_size=2)), max_size=6))
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=9),
+        st.tuples(st.sampled_from(KINDS), st.lists(st.integers(0, 5), min_size=1, max_size=2)),
+        max_size=6,
+    )
+)
 def test_columns_come_back(shapes: dict[str, tuple[str, list[int]]]) -> None:
     columns = {n: np.arange(int(np.prod(s)), dtype=kind).reshape(s) for n, (kind, s) in shapes.items() if n != "__metadata__"}
     found, metadata = unpack(packed(columns, {"a": "b"}), "x")
@@ -50,7 +56,9 @@ def test_columns_are_views_that_cannot_be_written() -> None:
 
 
 def test_columns_lie_by_item_size_and_name() -> None:
-    data = packed({"b": np.zeros(1, np.uint8), "c": np.zeros(1, np.int64), "a": np.zeros(1, np.uint8), "d": np.zeros(1, np.uint32)})
+    data = packed(
+        {"b": np.zeros(1, np.uint8), "c": np.zeros(1, np.int64), "a": np.zeros(1, np.uint8), "d": np.zeros(1, np.uint32)}
+    )
     assert [n for n in json.loads(data[8:4096]) if n != "__metadata__"] == ["c", "d", "a", "b"]
 
 
@@ -67,7 +75,9 @@ def test_a_dtype_that_columns_do_not_have_is_refused(tag: str) -> None:
         unpack(raw_file({"a": (tag, [0], b"")}), "steps/x/index")
 
 
-@pytest.mark.parametrize("shape", [[0, 2**70], [2**62, 0, 2**62], [1] * 100 + [0], [0] * 70], ids=["wide", "product", "many", "zeros"])
+@pytest.mark.parametrize(
+    "shape", [[0, 2**70], [2**62, 0, 2**62], [1] * 100 + [0], [0] * 70], ids=["wide", "product", "many", "zeros"]
+)
 def test_a_shape_that_no_array_can_have_is_refused(shape: list[int]) -> None:
     with pytest.raises(HoldfastError, match="steps/x/index"):
         unpack(raw_file({"a": ("U8", shape, b"")}), "steps/x/index")

@@ -29,7 +29,13 @@ def parse(data: bytes) -> tuple[list[Entry], dict[str, str]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.text(max_size=30).filter(lambda t: t != "__metadata__"), st.tuples(st.sampled_from([*ITEM]), st.lists(st.integers(0, 2**20), max_size=4)), max_size=8))
+@given(
+    st.dictionaries(
+        st.text(max_size=30).filter(lambda t: t != "__metadata__"),
+        st.tuples(st.sampled_from([*ITEM]), st.lists(st.integers(0, 2**20), max_size=4)),
+        max_size=8,
+    )
+)
 def test_a_header_comes_back_and_fits_its_bound(members: dict[str, tuple[str, list[int]]]) -> None:
     entries, at = [], 0
     for key, (tag, shape) in members.items():
@@ -125,4 +131,4 @@ def test_any_bytes_are_a_header_or_refused(data: bytes, extra: int) -> None:
         try:
             parse(blob)
         except Corrupt as error:
-            assert "dir/file" in str(error)  # noqa: PT017
+            assert "dir/file" in str(error)

@@ -29,7 +29,12 @@ def logical(dtype: str, shape: tuple[int, ...], bits: Any, cuts: list[int] | Non
 
 
 @settings(max_examples=80, deadline=None)
-@given(st.binary(min_size=1, max_size=400), st.sampled_from([1, 2, 4, 8, 16]), st.lists(st.integers(0, 60), max_size=6), st.integers(0, 9))
+@given(
+    st.binary(min_size=1, max_size=400),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.lists(st.integers(0, 60), max_size=6),
+    st.integers(0, 9),
+)
 def test_a_logical_digest_does_not_depend_on_cuts_or_order(raw: bytes, size: int, cuts: list[int], seed: int) -> None:
     bits = element_bits(np.frombuffer(raw * size, np.uint8), size)
     inside = [c for c in cuts if c <= len(bits)]
@@ -80,7 +85,12 @@ def small() -> dict[str, np.ndarray]:
     Strings.of(["float32"]).write(columns, "dtype.name")
     Strings.of(["steps/x/n0000-00.safetensors"]).write(columns, "file.path")
     columns |= {"tensor.dtype": np.zeros(2, np.uint8), "tensor.shape.offsets": np.arange(3), "tensor.shape": np.array([2, 3])}
-    columns |= {"tensor.alias": np.array([-1, -1]), "tensor.entries": np.arange(3), "entry.box": np.array([0, 2, 0, 3]), "entry.chunks": np.arange(3)}
+    columns |= {
+        "tensor.alias": np.array([-1, -1]),
+        "tensor.entries": np.arange(3),
+        "entry.box": np.array([0, 2, 0, 3]),
+        "entry.chunks": np.arange(3),
+    }
     columns |= {"chunk.raw_bytes": np.array([8, 12], np.uint32), "chunk.digest": np.arange(32, dtype=np.uint8).reshape(2, 16)}
     return columns | {"chunk.offset": np.array([4096, 4104]), "chunk.file": np.zeros(2, np.uint32)}
 
@@ -92,7 +102,21 @@ def changed(name: str) -> dict[str, np.ndarray]:
     return columns | {name: column}
 
 
-@pytest.mark.parametrize("name", ["tensor.name.bytes", "tensor.dtype", "tensor.shape", "tensor.alias", "tensor.entries", "entry.box", "entry.chunks", "chunk.raw_bytes", "chunk.digest", "dtype.name.bytes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tensor.name.bytes",
+        "tensor.dtype",
+        "tensor.shape",
+        "tensor.alias",
+        "tensor.entries",
+        "entry.box",
+        "entry.chunks",
+        "chunk.raw_bytes",
+        "chunk.digest",
+        "dtype.name.bytes",
+    ],
+)
 def test_a_content_digest_sees_the_state(name: str) -> None:
     assert content_digest(changed(name), b"") != content_digest(small(), b"")
 
@@ -102,13 +126,21 @@ def test_a_content_digest_does_not_see_where_bytes_lie(name: str) -> None:
     assert content_digest(changed(name), b"") == content_digest(small(), b"")
 
 
-@pytest.mark.parametrize(("name", "is_layout"), [("chunk.offset", True), ("tensor.shape", True), ("chunk.digest", False), ("file.path.bytes", False)])
+@pytest.mark.parametrize(
+    ("name", "is_layout"), [("chunk.offset", True), ("tensor.shape", True), ("chunk.digest", False), ("file.path.bytes", False)]
+)
 def test_a_layout_digest_sees_layout_columns_only(name: str, is_layout: bool) -> None:
     assert (layout_digest(changed(name)) != layout_digest(small())) == is_layout
 
 
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-(2**53) + 1, 2**53 - 1), st.floats(allow_nan=False, allow_infinity=False), st.text()),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(2**53) + 1, 2**53 - 1),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(),
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(), inner, max_size=4)),
     max_leaves=8,
 )

@@ -11,7 +11,20 @@ from hypothesis import strategies as st
 
 from holdfast import Corrupt, HoldfastError, Unsupported
 from holdfast.format.digest import hex_digest
-from holdfast.format.records import Attempt, Commit, Intent, Note, PartRef, Pin, Process, RunRecord, StepRef, Tombstone, seal, unseal
+from holdfast.format.records import (
+    Attempt,
+    Commit,
+    Intent,
+    Note,
+    PartRef,
+    Pin,
+    Process,
+    RunRecord,
+    StepRef,
+    Tombstone,
+    seal,
+    unseal,
+)
 
 SAMPLES = [
     RunRecord(run="0123456789abcdef", created=1.5, library="1.0"),
@@ -39,7 +52,14 @@ def test_a_record_comes_back(record: Any) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.text(), st.one_of(st.none(), st.booleans(), st.text(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False))))
+@given(
+    st.dictionaries(
+        st.text(),
+        st.one_of(
+            st.none(), st.booleans(), st.text(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False, allow_infinity=False)
+        ),
+    )
+)
 def test_any_metrics_come_back(metrics: dict[str, Any]) -> None:
     found = unseal(seal(Note(step=1, attempt=1, metrics=metrics)), Note, "note")
     assert repr(found.metrics) == repr(metrics)
@@ -118,4 +138,4 @@ def test_any_bytes_under_a_right_seal_are_a_record_or_refused(body: bytes) -> No
         try:
             unseal(data, kind, "there")
         except HoldfastError as error:
-            assert "there" in str(error)  # noqa: PT017
+            assert "there" in str(error)

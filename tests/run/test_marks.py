@@ -175,12 +175,11 @@ def test_an_intent_from_another_machine_ends_by_the_clock(store: Store, monkeypa
 
 def test_marks_of_the_living_are_not_cleared(store: Store) -> None:
     Run(store).pin(100, "good")
-    with Run(store).hold(200), intent(store, 400, 1, []):
-        marks.bury(store, StepRef(100, 1))
+    with Run(store).hold(200), intent(store, 400, 1, []), marks.burying(store, [StepRef(100, 1)]):
         before = [store.list(folder) for folder in ("pins", "intents", "tombstones")]
+        assert before[2]
         clear_marks(store)
         assert [store.list(folder) for folder in ("pins", "intents", "tombstones")] == before
-    marks.unbury(store, StepRef(100, 1))
 
 
 # --- notes and the best step ------------------------------------------------------------------------------------------

@@ -205,9 +205,8 @@ def test_ageing_gives_space_back_and_happens_once(trained: Path) -> None:
     assert Run(trained).prune(Keep(last=None, weights=1)).freed_bytes > 0
     again = Run(trained).prune(Keep(last=None, weights=1))
     assert (again.weights_only, again.freed_bytes) == ([], 0)
-    assert sorted(path.name for path in (trained / "steps").iterdir()) == [
-        "0000000001-a0001-r1", "0000000002-a0001-r1", "0000000003-a0001"
-    ]  # fmt: skip
+    names = sorted(path.name.partition("-r")[0] for path in (trained / "steps").iterdir())
+    assert names == ["0000000001-a0001", "0000000002-a0001", "0000000003-a0001"]
 
 
 def test_the_newest_and_pinned_steps_keep_their_optimizer(trained: Path) -> None:

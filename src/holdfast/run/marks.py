@@ -22,6 +22,8 @@ INTENT_SECONDS = 6 * 3600.0
 HOLD_SECONDS = 24 * 3600.0
 _PIN_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,99}\Z")
 _RESERVED = {"latest", "best"}
+_digging: set[str] = set()
+"""Tombstones of deletions that this process has under way; others of its own are left of a store that failed."""
 
 
 @contextlib.contextmanager
@@ -54,15 +56,16 @@ def live_intents(store: Store) -> list[Intent]:
 @contextlib.contextmanager
 def burying(store: Store, refs: Sequence[StepRef]) -> Iterator[None]:
     """Say, while the block runs, that these steps are being deleted: nothing may begin to refer to them, or to hold them."""
-    paths = []
+    paths = {f"{_tombstone(ref)}-{secrets.token_hex(4)}.json": ref for ref in refs}
+    _digging.update(paths)
     try:
-        for ref in refs:
+        for path, ref in paths.items():
             record = Tombstone(step=ref.step, attempt=ref.attempt, created=time.time(), by=this_process())
-            paths.append(f"{_tombstone(ref)}-{secrets.token_hex(4)}.json")
-            store.create(paths[-1], seal(record), sync=False)
+            store.create(path, seal(record), sync=False)
         yield
     finally:
         for path in paths:
+            _digging.discard(path)
             with contextlib.suppress(HoldfastError):
                 store.delete(path)
 
@@ -74,7 +77,9 @@ def is_buried(store: Store, ref: StepRef) -> bool:
         if name.startswith(f"{prefix}-"):
             with contextlib.suppress(Corrupt):  # left of a power cut, which no deletion survives
                 record = read_record(store, f"tombstones/{name}", Tombstone)
-                if record is not None and not is_gone(record.by):
+                is_over = record is None or is_gone(record.by)
+                is_over |= record is not None and record.by == this_process() and f"tombstones/{name}" not in _digging
+                if not is_over:
                     return True
     return False
 
