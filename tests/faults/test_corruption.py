@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Checkpointer, Corrupt, HoldfastError, NoCheckpoint, State, Unsupported
+from holdfast import Checkpointer, Corrupt, HoldfastError, NoCheckpoint, Unavailable, Unsupported
 from holdfast.format.records import FORMAT
 
 from .refuse import assert_same, exact_or_refused, live_state, never_wrong, refused
@@ -338,8 +338,7 @@ def test_resume_falls_back_to_the_step_before_and_lists_what_it_passed_over(kind
         flip(files.path(kind), (files.path(kind).stat().st_size - 1) * 8)
     state = live_state()
     with Checkpointer(str(run), state, save=holdfast.Every(steps=1)) as checkpointer:
-        with pytest.warns() if False else no_warning():
-            assert checkpointer.resume() == 2
+        assert checkpointer.resume() == 2
         assert checkpointer.ledger is not None
         assert checkpointer.ledger.step == 2
         (why,) = checkpointer.ledger.fallbacks
@@ -349,16 +348,45 @@ def test_resume_falls_back_to_the_step_before_and_lists_what_it_passed_over(kind
         assert state.digest() == restored_digest(run, 2)
 
 
-def no_warning() -> Any:
-    import contextlib
-
-    return contextlib.nullcontext()
-
-
 def restored_digest(run: Path, step: int) -> str:
     state = live_state()
     holdfast.restore(f"{run}@{step}", state)
     return state.digest()
+
+
+@pytest.mark.parametrize("kind", ["commit", "index"])
+def test_resume_lists_what_it_passed_over_where_one_step_is_left(kind: str, tmp_path: Path) -> None:
+    for step in (1, 2):
+        holdfast.save(str(tmp_path / "run"), {"a": {"x": step}}, step)
+    files = Kinds(tmp_path / "run", 2)
+    flip(files.path(kind), 8 * 100)
+    with Checkpointer(str(tmp_path / "run"), {"a": {"x": 0}}) as checkpointer:
+        assert checkpointer.resume() == 1
+        assert checkpointer.ledger is not None
+        (why,) = checkpointer.ledger.fallbacks
+        assert files.name(kind) in why
+
+
+def test_a_step_of_a_later_version_is_not_passed_over(run: Path) -> None:
+    rewrite_record(Kinds(run).path("commit"), lambda record: record.update(format=FORMAT + 1))
+    with pytest.raises(Unsupported, match="upgrade"), Checkpointer(str(run), live_state()) as checkpointer:
+        checkpointer.resume()
+    assert len(list((run / "attempts").iterdir())) == 1
+
+
+def test_a_record_that_cannot_be_read_just_now_is_not_passed_over(run: Path) -> None:
+    path = Kinds(run).path("commit")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Unavailable, match=r"commit\.json"), Checkpointer(str(run), live_state()) as checkpointer:
+        checkpointer.resume()
+    assert len(list((run / "attempts").iterdir())) == 1
+
+
+def test_an_older_step_can_be_resumed_from_while_the_newest_is_damaged(run: Path) -> None:
+    flip(Kinds(run).path("commit"), 8 * 100)
+    with Checkpointer(str(run), live_state()) as checkpointer:
+        assert checkpointer.resume(at=2) == 2
 
 
 def test_resume_says_so_where_no_step_is_intact(run: Path) -> None:
@@ -388,4 +416,3 @@ def test_an_index_written_by_other_software_is_read(run: Path, saved: Saved) -> 
     fix_digests(Kinds(run), columns)
     rewrite_record(Kinds(run).path("commit"), lambda record: json.loads(json.dumps(record)))
     assert exact_or_refused(str(run), saved[1][3])
-    assert isinstance(State(rng=False, a={"x": 1}), State)

@@ -80,9 +80,9 @@ def write_step(
         except StepExists as error:
             is_decided = error.existing is not None
             raise
-        except Unavailable:
+        except Unavailable as error:
             is_decided = True  # or not: nobody guesses, and nothing is taken away that others may have seen
-            _settle(store, folder, record)
+            raise _undecided(store, folder, record) from error
         is_decided = True
         return Written(Step(record.step, record.attempt, folder, record), (holder, columns), placed.probes)
     except FileNotFoundError as error:
@@ -93,14 +93,15 @@ def write_step(
                 store.delete_dir(folder)
 
 
-def _settle(store: Store, folder: str, record: Commit) -> None:
-    """The answer to our decision was lost: if the record is there after all, make it durable.
+def _undecided(store: Store, folder: str, record: Commit) -> Unavailable:
+    """The error for a decision whose answer was lost or bad. What is certainly not committed is removed.
 
-    Raises:
-        Unavailable: it is not there, or the store does not say.
+    A record that is visible after all is not synced again: after a failed fsync a second one may succeed and mean nothing.
     """
-    if read_record(store, f"{folder}/commit.json", Commit) != record:
-        with contextlib.suppress(HoldfastError):
-            store.delete_dir(folder)
-        raise Unavailable(f"the commit of step {record.step} could not be written to {store.url}; the step does not exist")
-    store.sync(folder)
+    if read_record(store, f"{folder}/commit.json", Commit) == record:
+        return Unavailable(
+            f"step {record.step} is visible in {store.url}, but may not survive a power cut: its commit was not confirmed"
+        )
+    with contextlib.suppress(HoldfastError):
+        store.delete_dir(folder)
+    return Unavailable(f"the commit of step {record.step} could not be written to {store.url}; the step does not exist")
