@@ -253,12 +253,14 @@ class Run:
         from .loading.checkpoint import open_step
 
         for _ in range(_TRIES):
-            with self.hold(step) as found, open_step(self.store, found.path, found.commit) as checkpoint:
+            with self.hold(step) as found:
                 try:
+                    checkpoint = open_step(self.store, found.path, found.commit)
                     checkpoint.open_files()
                 except FileNotFoundError:  # it was just replaced by a copy of itself
                     continue
-                return self._copy_open(found, checkpoint, open_store(target))
+                with checkpoint:
+                    return self._copy_open(found, checkpoint, open_store(target))
         raise Unavailable(f"step {step} of {self.path} is replaced again and again; is somebody pinning it in a loop?")
 
     def _copy_open(self, found: Step, checkpoint: Checkpoint, target: Store) -> Step:

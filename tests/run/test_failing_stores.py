@@ -56,6 +56,10 @@ def test_a_save_that_failed_left_no_step_and_one_that_did_not_left_one(is_answer
     for what, store, error in failing_everywhere("saves", is_answer_lost):
         there = committed(store)
         has_step = any(step == 400 for step, _ in there)
+        if has_step and error is not None and "commit was not confirmed" in str(error):
+            assert is_answer_lost
+            assert "commit.json" in what
+            continue
         if has_step == (error is not None):
             wrong.append(f"{what}: the step {'is there' if has_step else 'is not there'} after {error!r}")
         if error is not None and not isinstance(error, HoldfastError):

@@ -67,14 +67,18 @@ def remove_steps(
                 busy.setdefault(newest(snapshot, store.url).ref, "it has become the newest")
         writing = {step_dir(i.step, i.attempt) for i in intents}
         stale = (undecided & set(snapshot.undecided)) | (hidden & set(snapshot.hidden))
-        stale = {path for path in stale if path.partition("-r")[0] not in writing}
+        stale = {path for path in stale if _original(path) not in writing}
         wanted = {step.path for step in victims if step.ref not in busy}
         gone = [step for step in snapshot.steps if step.path in wanted]
         if replacement is not None:
             gone = gone if replacement.path in snapshot.hidden else []
             stale.discard(replacement.path)
-        if gone:  # what survives must be on the disk before anything goes: its writer may have been killed before it synced
-            store.sync(replacement.path if replacement else _newest_kept(snapshot, gone))
+        # what survives must be on the disk before anything goes: its writer may have been killed before it synced
+        survivors = {step.path for step in snapshot.steps if _original(step.path) in set(map(_original, stale))}
+        if gone:
+            survivors.add(replacement.path if replacement else _newest_kept(snapshot, gone))
+        for path in survivors:
+            store.sync(path)
         doomed = sorted({step.path for step in gone} | stale)
         for path in doomed:  # undecided ones too: their record may be gone only from the cache of a process that was killed
             store.delete(f"{path}/commit.json", sync=True)
@@ -85,6 +89,11 @@ def remove_steps(
     freed += store.sweep(recycle_bytes)
     spared = {step.ref: busy[step.ref] for step in victims if step.ref in busy}
     return Removed(tuple(s.ref for s in gone), spared, freed)
+
+
+def _original(path: str) -> str:
+    """The directory in which a step was first written, of any in which it was written."""
+    return path.partition("-r")[0]
 
 
 def _newest_kept(snapshot: Snapshot, gone: Sequence[Step]) -> str:
