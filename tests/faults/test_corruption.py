@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import holdfast
-from holdfast import Checkpointer, Corrupt, HoldfastError, NoCheckpoint, Unavailable, Unsupported
+from holdfast import Corrupt, HoldfastError, NoCheckpoint, Unsupported
 from holdfast.format.records import FORMAT
 
-from .refuse import assert_same, exact_or_refused, live_state, never_wrong, refused
+from .refuse import exact_or_refused, never_wrong, refused
 from .wreck import (
     CHUNK,
     Kinds,
@@ -217,7 +217,10 @@ def test_an_empty_hold_left_by_a_power_cut_stops_nobody(run: Path, saved: Saved)
     assert not list((run / "pins").glob("hold-*"))
 
 
-@pytest.mark.parametrize("name", ["attempts/²", "attempts/².json", "attempts/x.json", "attempts/0002.json.tmp", "steps/x", "steps/٠٠٠٠٠٠٠٠٠٤-a٠٠٠١", "stray"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    ["attempts/²", "attempts/².json", "attempts/x.json", "attempts/0002.json.tmp", "steps/x", "steps/٠٠٠٠٠٠٠٠٠٤-a٠٠٠١", "stray"],
+)
 def test_a_strangers_file_is_ignored(name: str, run: Path, saved: Saved) -> None:
     (run / name).write_bytes(b"hello")
     assert exact_or_refused(str(run), saved[1][3])
@@ -293,22 +296,38 @@ def part(**fields: Any) -> Callable[[dict[str, Any]], None]:
 
 
 WRONG_COMMITS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "another step": lambda r: r.update(step=2), "another attempt": lambda r: r.update(attempt=2), "another run": lambda r: r.update(run="f" * 16),
-    "a decision nobody knows": lambda r: r.update(decision="perhaps"), "a kind nobody knows": lambda r: r.update(kind="increment"),
-    "no parts": lambda r: r.update(parts=[]), "a part above the run": part(path="../secret"), "an absolute part": part(path="/etc/passwd"),
-    "a part out of its directory": lambda r: r["parts"][0].update(path=f"{r['parts'][0]['path'].rpartition('/')[0]}/../../../secret"),
+    "another step": lambda r: r.update(step=2),
+    "another attempt": lambda r: r.update(attempt=2),
+    "another run": lambda r: r.update(run="f" * 16),
+    "a decision nobody knows": lambda r: r.update(decision="perhaps"),
+    "a kind nobody knows": lambda r: r.update(kind="increment"),
+    "no parts": lambda r: r.update(parts=[]),
+    "a part above the run": part(path="../secret"),
+    "an absolute part": part(path="/etc/passwd"),
+    "a part out of its directory": lambda r: r["parts"][0].update(
+        path=f"{r['parts'][0]['path'].rpartition('/')[0]}/../../../secret"
+    ),
     "a part of another step": lambda r: r["parts"][0].update(path=r["parts"][0]["path"].replace("0000000003", "0000000001")),
     "a part that is not there": lambda r: r["parts"][0].update(path=r["parts"][0]["path"].replace("n0000", "n0001")),
-    "a part with a null in its name": part(path="steps/0000000003-a0001/\x00"), "the same part twice": lambda r: r.update(parts=r["parts"] * 2),
-    "values that are no pairs": lambda r: r.update(values=[5]), "values of one": lambda r: r.update(values=[[["progress"]]]),
-    "a value without a path": lambda r: r.update(values=[[[], 1]]), "a value at a number": lambda r: r.update(values=[[7, 1]]),
-    "a value whose path is text": lambda r: r.update(values=[["progress", 1]]), "a value at an object": lambda r: r.update(values=[[[{"a": []}], 1]]),
-    "a value twice": lambda r: r.update(values=[*r["values"], r["values"][0]]), "a value less": lambda r: r.update(values=r["values"][1:]),
-    "another value": lambda r: r["values"][0].__setitem__(1, 77), "a value where a tensor is": lambda r: r["values"].append([["model", "small"], 1]),
-    "a value below a tensor": lambda r: r["values"].append([["model", "small", "x"], 1]), "a mark nobody knows": lambda r: r["values"].append([["progress"], {"$node": "x"}]),
-    "a mark that is a list": lambda r: r["values"].append([["progress"], {"$node": []}]), "a dict that is a list": lambda r: r["values"].append([["progress"], {"$node": "list"}]),
-    "a content digest of another state": lambda r: r.update(content_digest="0" * 32), "no content digest": lambda r: r.pop("content_digest"),
-}  # fmt: skip
+    "a part with a null in its name": part(path="steps/0000000003-a0001/\x00"),
+    "the same part twice": lambda r: r.update(parts=r["parts"] * 2),
+    "values that are no pairs": lambda r: r.update(values=[5]),
+    "values of one": lambda r: r.update(values=[[["progress"]]]),
+    "a value without a path": lambda r: r.update(values=[[[], 1]]),
+    "a value at a number": lambda r: r.update(values=[[7, 1]]),
+    "a value whose path is text": lambda r: r.update(values=[["progress", 1]]),
+    "a value at an object": lambda r: r.update(values=[[[{"a": []}], 1]]),
+    "a value twice": lambda r: r.update(values=[*r["values"], r["values"][0]]),
+    "a value less": lambda r: r.update(values=r["values"][1:]),
+    "another value": lambda r: r["values"][0].__setitem__(1, 77),
+    "a value where a tensor is": lambda r: r["values"].append([["model", "small"], 1]),
+    "a value below a tensor": lambda r: r["values"].append([["model", "small", "x"], 1]),
+    "a mark nobody knows": lambda r: r["values"].append([["progress"], {"$node": "x"}]),
+    "a mark that is a list": lambda r: r["values"].append([["progress"], {"$node": []}]),
+    "a dict that is a list": lambda r: r["values"].append([["progress"], {"$node": "list"}]),
+    "a content digest of another state": lambda r: r.update(content_digest="0" * 32),
+    "no content digest": lambda r: r.pop("content_digest"),
+}
 
 
 @pytest.mark.parametrize("edit", WRONG_COMMITS.values(), ids=WRONG_COMMITS.keys())
@@ -323,89 +342,6 @@ def test_an_attempt_of_another_number_or_run_is_refused(fresh: Fresh) -> None:
         run = fresh()
         rewrite_record(Kinds(run).path("attempt"), lambda record, fields=fields: record.update(fields))
         refused(str(run), "attempts/0001.json")
-
-
-# --- falling back -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["commit", "index", "data", "gone"])
-def test_resume_falls_back_to_the_step_before_and_lists_what_it_passed_over(kind: str, run: Path, saved: Saved) -> None:
-    files = Kinds(run)
-    name = files.name("data" if kind == "gone" else kind)
-    if kind == "gone":
-        files.path("data").unlink()
-    else:
-        flip(files.path(kind), (files.path(kind).stat().st_size - 1) * 8)
-    state = live_state()
-    with Checkpointer(str(run), state, save=holdfast.Every(steps=1)) as checkpointer:
-        assert checkpointer.resume() == 2
-        assert checkpointer.ledger is not None
-        assert checkpointer.ledger.step == 2
-        (why,) = checkpointer.ledger.fallbacks
-        assert name in why
-        assert state.touched is None
-        assert_same(holdfast.load(f"{run}@2"), saved[1][2])
-        assert state.digest() == restored_digest(run, 2)
-
-
-def restored_digest(run: Path, step: int) -> str:
-    state = live_state()
-    holdfast.restore(f"{run}@{step}", state)
-    return state.digest()
-
-
-@pytest.mark.parametrize("kind", ["commit", "index"])
-def test_resume_lists_what_it_passed_over_where_one_step_is_left(kind: str, tmp_path: Path) -> None:
-    for step in (1, 2):
-        holdfast.save(str(tmp_path / "run"), {"a": {"x": step}}, step)
-    files = Kinds(tmp_path / "run", 2)
-    flip(files.path(kind), 8 * 100)
-    with Checkpointer(str(tmp_path / "run"), {"a": {"x": 0}}) as checkpointer:
-        assert checkpointer.resume() == 1
-        assert checkpointer.ledger is not None
-        (why,) = checkpointer.ledger.fallbacks
-        assert files.name(kind) in why
-
-
-def test_a_step_of_a_later_version_is_not_passed_over(run: Path) -> None:
-    rewrite_record(Kinds(run).path("commit"), lambda record: record.update(format=FORMAT + 1))
-    with pytest.raises(Unsupported, match="upgrade"), Checkpointer(str(run), live_state()) as checkpointer:
-        checkpointer.resume()
-    assert len(list((run / "attempts").iterdir())) == 1
-
-
-def test_a_record_that_cannot_be_read_just_now_is_not_passed_over(run: Path) -> None:
-    path = Kinds(run).path("commit")
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(Unavailable, match=r"commit\.json"), Checkpointer(str(run), live_state()) as checkpointer:
-        checkpointer.resume()
-    assert len(list((run / "attempts").iterdir())) == 1
-
-
-def test_an_older_step_can_be_resumed_from_while_the_newest_is_damaged(run: Path) -> None:
-    flip(Kinds(run).path("commit"), 8 * 100)
-    with Checkpointer(str(run), live_state()) as checkpointer:
-        assert checkpointer.resume(at=2) == 2
-
-
-def test_resume_says_so_where_no_step_is_intact(run: Path) -> None:
-    for step in (1, 2, 3):
-        path = Kinds(run, step).path("index")
-        flip(path, 4000)
-    state = live_state()
-    before = state.digest()
-    with pytest.raises(Corrupt, match="index"), Checkpointer(str(run), state) as checkpointer:
-        checkpointer.resume()
-    assert state.digest() == before
-    assert state.touched is None
-
-
-def test_a_step_asked_for_by_number_is_not_replaced_by_another(run: Path) -> None:
-    flip(Kinds(run).path("index"), 4000)
-    state = live_state()
-    with pytest.raises(Corrupt, match="steps/0000000003"), Checkpointer(str(run), state) as checkpointer:
-        checkpointer.resume(at=3)
 
 
 def test_an_index_written_by_other_software_is_read(run: Path, saved: Saved) -> None:

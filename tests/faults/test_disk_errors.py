@@ -122,7 +122,7 @@ def test_a_save_whose_nth_call_fails_leaves_no_trace(name: str, code: int, runs:
         assert isinstance(error, NoSpace) == (code != errno.EIO), f"call {k}: {error!r}"
         assert_same(holdfast.load(f"{run}@1"), runs.first)
         if old_or_new(run, runs):  # the commit is there, and nobody knows whether it would survive a power cut
-            assert name == "fsync"
+            assert name in ("fsync", "open_fd")  # of the directory that names the commit
             assert "does not exist" not in message
             works_again(run, runs, 3)
             continue
@@ -167,7 +167,8 @@ def test_a_save_whose_tidying_fails_is_committed_or_refused(name: str, runs: Run
             except HoldfastError:
                 is_saved = False
         steps = [s.step for s in holdfast.Run(str(run)).steps()]
-        assert steps == ([1, 2] if is_saved else [1]), f"call {k}"
+        if is_saved or name != "close_fd":  # closing the directory may be where its sync is refused
+            assert steps == ([1, 2] if is_saved else [1]), f"call {k}"
         assert_same(holdfast.load(f"{run}@1"), runs.first)
         holdfast.save(str(run), runs.state, 3)
         assert_same(holdfast.load(str(run))["model"], runs.state["model"])
@@ -229,9 +230,10 @@ def test_writes_that_take_odd_numbers_of_bytes_are_continued(runs: Runs, monkeyp
 
 def test_a_write_that_takes_nothing_is_an_error_and_no_endless_loop(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     run = runs.copy()
-    with monkeypatch.context() as patch, pytest.raises(Unavailable, match=re.escape(str(run))):
+    with monkeypatch.context() as patch:
         patch.setattr(posix, "pwrite", lambda fd, data, offset: 0)
-        holdfast.save(str(run), runs.state, 2)
+        with pytest.raises(Unavailable, match=re.escape(str(run))):
+            holdfast.save(str(run), runs.state, 2)
     works_again(run, runs)
 
 

@@ -171,10 +171,11 @@ def test_a_device_that_is_full_is_said_so(suffix: str, tmp_path: Path, monkeypat
         is_new = bool(flags & os.O_CREAT) and (path.endswith(suffix) or (suffix == "json" and ".tmp-" in path))
         return inner("/dev/full", os.O_RDWR) if is_new else inner(path, flags, mode)
 
-    with monkeypatch.context() as patch, pytest.raises(NoSpace, match=re.escape(str(run))):
+    with monkeypatch.context() as patch:
         patch.setattr(posix, "open_fd", open_fd)
         patch.setattr(posix, "allocate", lambda fd, nbytes: False)
-        holdfast.save(str(run), state, 2)
+        with pytest.raises(NoSpace, match=re.escape(str(run))):
+            holdfast.save(str(run), state, 2)
     assert parts_of(run) == before
     assert_same(holdfast.load(str(run)), first)
     holdfast.save(str(run), state, 2)

@@ -6,6 +6,7 @@ faulty writer would. With HOLDFAST_SOAK=1 the tests try other mutations each tim
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import subprocess
@@ -30,16 +31,36 @@ BIG = 300
 """Elements of the largest tensor: these runs are small, so that there is time for many."""
 
 Mutation = list[tuple[str, float, float, bytes]]
-INTERESTING = [b"\x00" * 8, b"\xff" * 8, b"\xff" * 7 + b"\x7f", b"\x00" * 7 + b"\x80", b"\x01" + b"\x00" * 7, b"\xff\xff\xff\xff", b'"', b"{}", b"[]", b"null", b"-1", b"9" * 30, b"1e999", b"\\u0000", b"../", b"\xed\xa0\x80"]  # fmt: skip
+INTERESTING = [
+    b"\x00" * 8,
+    b"\xff" * 8,
+    b"\xff" * 7 + b"\x7f",
+    b"\x00" * 7 + b"\x80",
+    b"\x01" + b"\x00" * 7,
+    b"\xff\xff\xff\xff",
+    b'"',
+    b"{}",
+    b"[]",
+    b"null",
+    b"-1",
+    b"9" * 30,
+    b"1e999",
+    b"\\u0000",
+    b"../",
+    b"\xed\xa0\x80",
+]
 
 positions = st.floats(0, 1, exclude_max=True)
 mutations = st.lists(
     st.tuples(
-        st.sampled_from(["flip", "splice", "truncate", "insert", "delete", "overwrite", "swap"]), positions, positions,
+        st.sampled_from(["flip", "splice", "truncate", "insert", "delete", "overwrite", "swap"]),
+        positions,
+        positions,
         st.one_of(st.sampled_from(INTERESTING), st.binary(min_size=1, max_size=12)),
     ),
-    min_size=1, max_size=3,
-)  # fmt: skip
+    min_size=1,
+    max_size=3,
+)
 
 
 def mutate(data: bytes, mutation: Mutation) -> bytes:
@@ -65,9 +86,12 @@ def mutate(data: bytes, mutation: Mutation) -> bytes:
 
 def fuzzed(examples: int) -> Any:
     return settings(
-        max_examples=examples * (20 if SOAK else 1), derandomize=not SOAK, deadline=None, database=None,
+        max_examples=examples * (20 if SOAK else 1),
+        derandomize=not SOAK,
+        deadline=None,
+        database=None,
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -195,10 +219,8 @@ def look_at_everything(path: Path) -> None:
     steps += [lambda: holdfast.restore(str(path), live_state(BIG)), lambda: holdfast.Run(str(path)).steps(abandoned=True)]
     steps += [lambda: verify(path), lambda: holdfast.Run(str(path)).prune(dry_run=True)]
     for read in steps:
-        try:
+        with contextlib.suppress(HoldfastError):
             read()
-        except HoldfastError:
-            pass
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ checks behind the digests can find it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -110,9 +111,11 @@ class Kinds:
         if kind in plain:
             return plain[kind]
         (found,) = {
-            "index": self.folder.glob("index-*"), "data": self.folder.glob("n0000-*"), "pin": (self.run / "pins").iterdir(),
+            "index": self.folder.glob("index-*"),
+            "data": self.folder.glob("n0000-*"),
+            "pin": (self.run / "pins").iterdir(),
             "note": (self.run / "notes").iterdir(),
-        }[kind]  # fmt: skip
+        }[kind]
         return Path(found)
 
     def name(self, kind: str) -> str:
@@ -195,7 +198,7 @@ def write_columns(path: Path, columns: Columns, metadata: dict[str, Any]) -> Non
 
 
 def rewrite_index(files: Kinds, edit: Callable[[Columns, dict[str, Any]], Any], has_content: bool = True) -> None:
-    """Edit the columns (and the metadata) of a step's index, and make every digest right: of the part, of the content, the seal."""
+    """Edit the columns (and the metadata) of a step's index, and make every digest right: of part, content and record."""
     path = files.path("index")
     columns, metadata = read_columns(path)
     edit(columns, metadata)
@@ -219,7 +222,7 @@ def fix_digests(files: Kinds, columns: Columns | None = None) -> None:
 
 def table(columns: Columns, name: str) -> list[bytes]:
     at, data = columns[f"{name}.offsets"].tolist(), columns[f"{name}.bytes"].tobytes()
-    return [data[a:b] for a, b in zip(at, at[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(at)]
 
 
 def put_table(columns: Columns, name: str, texts: list[bytes]) -> None:
@@ -230,7 +233,7 @@ def put_table(columns: Columns, name: str, texts: list[bytes]) -> None:
 def spread(columns: Columns, name: str) -> list[list[int]]:
     """A column of offsets and what it points into, `NAME.offsets` and `NAME`, as a list for each row."""
     at, data = columns[f"{name}.offsets"].tolist(), columns[name].tolist()
-    return [data[a:b] for a, b in zip(at, at[1:], strict=False)]
+    return [data[a:b] for a, b in itertools.pairwise(at)]
 
 
 def row_of(columns: Columns, name: str) -> int:

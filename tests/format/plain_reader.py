@@ -6,6 +6,7 @@ It knows nothing of holdfast's code and nothing of torch. Where it refuses, it r
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 import struct
@@ -152,7 +153,7 @@ def columns_of(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
 
 def strings(columns: dict[str, np.ndarray], table: str) -> list[str]:
     at, data = columns[f"{table}.offsets"].tolist(), columns[f"{table}.bytes"].tobytes()
-    return [data[a:b].decode() for a, b in zip(at, at[1:], strict=False)]
+    return [data[a:b].decode() for a, b in itertools.pairwise(at)]
 
 
 def layout_digest(columns: dict[str, np.ndarray]) -> str:

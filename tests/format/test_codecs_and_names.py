@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tracemalloc
@@ -49,10 +50,8 @@ def test_a_damaged_frame_is_refused_or_gives_as_many_bytes(at: int, flip: int) -
     raw = bytes(range(256)) * 8
     stored = bytearray(encode(ZSTD, raw))
     stored[at % len(stored)] ^= flip
-    try:
+    with contextlib.suppress(HoldfastError):
         assert len(decode(ZSTD, bytes(stored), len(raw))) == len(raw)
-    except HoldfastError:
-        pass
 
 
 @pytest.mark.parametrize("cut", [0, 1, 4, 12, -1])
@@ -130,7 +129,22 @@ def test_a_step_directory_can_be_taken_apart(step: int, attempt: int, partial: i
     assert (owner.step, owner.attempt) == (step, attempt)
 
 
-@pytest.mark.parametrize("name", ["", "1-a1", "0000000001", "0000000001-a001", "0000000001-a0001-", "0000000001-a0001-px", "x0000000001-a0001", "0000000001-a0001 ", "0000000001-a0001\n", "-000000001-a0001", "٠٠٠٠٠٠٠٠٠١-a٠٠٠١"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "1-a1",
+        "0000000001",
+        "0000000001-a001",
+        "0000000001-a0001-",
+        "0000000001-a0001-px",
+        "x0000000001-a0001",
+        "0000000001-a0001 ",
+        "0000000001-a0001\n",
+        "-000000001-a0001",
+        "٠٠٠٠٠٠٠٠٠١-a٠٠٠١",
+    ],
+)
 def test_other_names_are_no_step_directories(name: str) -> None:
     assert parse_step_dir(name) is None
 

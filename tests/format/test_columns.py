@@ -108,9 +108,13 @@ def test_a_string_is_found_in_a_sorted_table(texts: set[str], other: str) -> Non
 
 
 BROKEN = {
-    "decreasing": [0, 3, 2, 5], "beyond the end": [0, 3, 9, 12], "negative": [0, -1, 2, 5], "huge": [0, 2**62, 2**62, 2**62],
-    "all beyond": [7, 8, 9, 10], "wrapping": [0, -(2**63), 2**63 - 1, 5],
-}  # fmt: skip
+    "decreasing": [0, 3, 2, 5],
+    "beyond the end": [0, 3, 9, 12],
+    "negative": [0, -1, 2, 5],
+    "huge": [0, 2**62, 2**62, 2**62],
+    "all beyond": [7, 8, 9, 10],
+    "wrapping": [0, -(2**63), 2**63 - 1, 5],
+}
 
 
 @pytest.mark.parametrize("offsets", BROKEN.values(), ids=BROKEN.keys())
@@ -128,11 +132,15 @@ def test_bytes_that_are_not_utf8_are_refused() -> None:
 @pytest.mark.parametrize(
     ("offsets", "data"),
     [
-        (np.zeros((2, 2), np.int64), np.zeros(4, np.uint8)), (np.zeros(0, np.int64), np.zeros(4, np.uint8)), (np.array(5), np.zeros(4, np.uint8)),
-        (np.array([0, 1]), np.array(7, np.uint8)), (np.array([0, 2]), np.zeros((2, 2), np.uint8)), (np.array([0, 1]), np.arange(4)),
+        (np.zeros((2, 2), np.int64), np.zeros(4, np.uint8)),
+        (np.zeros(0, np.int64), np.zeros(4, np.uint8)),
+        (np.array(5), np.zeros(4, np.uint8)),
+        (np.array([0, 1]), np.array(7, np.uint8)),
+        (np.array([0, 2]), np.zeros((2, 2), np.uint8)),
+        (np.array([0, 1]), np.arange(4)),
     ],
     ids=["2-d", "empty", "scalar", "scalar bytes", "2-d bytes", "wide bytes"],
-)  # fmt: skip
+)
 def test_a_table_of_the_wrong_form_is_refused(offsets: Any, data: Any) -> None:
     def use() -> None:
         table = Strings.read({"t.offsets": offsets, "t.bytes": data}, "t")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -21,7 +22,7 @@ from .plain_reader import canonical
 def logical(dtype: str, shape: tuple[int, ...], bits: Any, cuts: list[int] | None = None, seed: int = 0) -> str:
     result = LogicalDigest(dtype, shape)
     edges = sorted({0, len(bits), *(cuts or [])})
-    pieces = list(zip(edges, edges[1:], strict=False))
+    pieces = list(itertools.pairwise(edges))
     random.Random(seed).shuffle(pieces)
     for start, stop in pieces:
         result.add(bits[start:stop], start)

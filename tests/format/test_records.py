@@ -28,14 +28,23 @@ from holdfast.format.records import (
 
 SAMPLES = [
     RunRecord(run="0123456789abcdef", created=1.5, library="1.0"),
-    Attempt(run="r", attempt=7, parent=StepRef(500, 6), reason="rollback", skipped_samples=[[10, 20]], by=Process(host="h", pid=1)),
-    Commit(
-        decision="committed", run="r", step=2**62, attempt=7, values=[[["a", 0, {"$tuple": [1]}], {"$float": "8000000000000000"}]],
-        parts=[PartRef(writer="n0000", path="p", bytes=1, digest="0" * 32)], metrics={"loss": 0.1, "name": "é\u2028🪸\x00"},
+    Attempt(
+        run="r", attempt=7, parent=StepRef(500, 6), reason="rollback", skipped_samples=[[10, 20]], by=Process(host="h", pid=1)
     ),
-    Intent(step=1, attempt=1, parents=[StepRef(0, 1)]), Tombstone(step=1, attempt=1), Pin(name="best", step=1, attempt=1, expires=2.0),
+    Commit(
+        decision="committed",
+        run="r",
+        step=2**62,
+        attempt=7,
+        values=[[["a", 0, {"$tuple": [1]}], {"$float": "8000000000000000"}]],
+        parts=[PartRef(writer="n0000", path="p", bytes=1, digest="0" * 32)],
+        metrics={"loss": 0.1, "name": "é\u2028🪸\x00"},
+    ),
+    Intent(step=1, attempt=1, parents=[StepRef(0, 1)]),
+    Tombstone(step=1, attempt=1),
+    Pin(name="best", step=1, attempt=1, expires=2.0),
     Note(step=1, attempt=1, metrics={"a": None, "b": True, "c": 10**17}),
-]  # fmt: skip
+]
 
 
 def sealed(text: str) -> bytes:
@@ -115,13 +124,28 @@ def test_an_unknown_required_feature_is_named() -> None:
 
 
 GARBAGE = [
-    "", "{", "[1", "5", '"x"', "null", '{"step": 1', '{"step": "x", "attempt": 1', '{"step": 1.5, "attempt": 1', '{"step": null, "attempt": 1',
-    '{"format": "x", "step": 1, "attempt": 1', '{"format": null, "step": 1, "attempt": 1', '{"required_features": 5, "step": 1, "attempt": 1',
-    '{"step": 1, "attempt": 1, "metrics": []', '{"step": 1, "attempt": 1, "metrics": {"a": NaN}', '{"step": 1, "attempt": 1, "metrics": {"x": "\ud800"}',
-    '{"step": 1, "attempt": 1, "created": 1e999', '{"step": 1, "attempt": 1, "x": ' + "[" * 100_000 + "]" * 100_000,
-    '{"step": 1, "attempt": 1, "metrics": {"a": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}", '{"step": ' + "9" * 10_000 + ', "attempt": 1',
+    "",
+    "{",
+    "[1",
+    "5",
+    '"x"',
+    "null",
+    '{"step": 1',
+    '{"step": "x", "attempt": 1',
+    '{"step": 1.5, "attempt": 1',
+    '{"step": null, "attempt": 1',
+    '{"format": "x", "step": 1, "attempt": 1',
+    '{"format": null, "step": 1, "attempt": 1',
+    '{"required_features": 5, "step": 1, "attempt": 1',
+    '{"step": 1, "attempt": 1, "metrics": []',
+    '{"step": 1, "attempt": 1, "metrics": {"a": NaN}',
+    '{"step": 1, "attempt": 1, "metrics": {"x": "\ud800"}',
+    '{"step": 1, "attempt": 1, "created": 1e999',
+    '{"step": 1, "attempt": 1, "x": ' + "[" * 100_000 + "]" * 100_000,
+    '{"step": 1, "attempt": 1, "metrics": {"a": ' + '{"a":' * 50_000 + "1" + "}" * 50_000 + "}",
+    '{"step": ' + "9" * 10_000 + ', "attempt": 1',
     '{"step": 1, "attempt": 1, "metrics": {"x": "\x01"}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=lambda t: t[:60].encode("ascii", "replace").decode())

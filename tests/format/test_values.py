@@ -84,26 +84,40 @@ any_text = st.one_of(st.text(), st.text(st.sampled_from("a\ud800\udfff\udcff\x00
     lambda text: not re.search("[\ud800-\udbff][\udc00-\udfff]", text)
 )
 scalars = st.one_of(
-    st.none(), st.booleans(), any_int, any_float, any_text, st.binary(max_size=40), st.binary(max_size=9).map(bytearray),
-    st.complex_numbers(allow_nan=True), st.sampled_from([*Color, *Level]),
+    st.none(),
+    st.booleans(),
+    any_int,
+    any_float,
+    any_text,
+    st.binary(max_size=40),
+    st.binary(max_size=9).map(bytearray),
+    st.complex_numbers(allow_nan=True),
+    st.sampled_from([*Color, *Level]),
     st.datetimes(timezones=st.sampled_from([None, datetime.timezone.utc, datetime.timezone(datetime.timedelta(hours=-3))])),
-    st.dates(), st.timedeltas(), any_float.map(np.float64), st.floats(width=32, allow_nan=True).map(np.float32),
-    st.integers(-(2**63), 2**63 - 1).map(np.int64), st.booleans().map(np.bool_),
+    st.dates(),
+    st.timedeltas(),
+    any_float.map(np.float64),
+    st.floats(width=32, allow_nan=True).map(np.float32),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.booleans().map(np.bool_),
     st.builds(range, st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 9)),
-)  # fmt: skip
+)
 keys = st.one_of(st.none(), st.booleans(), any_int, any_text, st.binary(max_size=9), st.sampled_from([*Color]))
 nested = st.recursive(
     scalars,
     lambda inner: st.one_of(
-        st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(keys, inner, max_size=4),
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(keys, inner, max_size=4),
         st.dictionaries(any_text, inner, max_size=4).map(collections.OrderedDict),
         st.lists(inner, max_size=3).map(lambda v: collections.deque(v, 7)),
         st.dictionaries(keys, inner, max_size=3).map(lambda d: collections.defaultdict(list, d)),
-        st.sets(keys, max_size=4), st.frozensets(keys, max_size=4),
+        st.sets(keys, max_size=4),
+        st.frozensets(keys, max_size=4),
         st.dictionaries(keys, st.integers(0, 9), max_size=3).map(collections.Counter),
     ),
     max_leaves=12,
-)  # fmt: skip
+)
 
 
 @settings(max_examples=300, deadline=None)
@@ -249,12 +263,39 @@ def test_what_is_no_enum_is_not_called(where: str) -> None:
 
 
 DAMAGED = [
-    {"$int": "x"}, {"$int": None}, {"$float": "zz"}, {"$float": "00"}, {"$utf16": "A"}, {"$tuple": 5}, {"$set": [[1]]}, {"$dict": [[1]]},
-    {"$dict": [[[1], 2]]}, {"$odict": {"a": 1}}, {"$counter": 3}, {"$defaultdict": ["os", []]}, {"$deque": [[1], "x"]}, {"$bytes": 5},
-    {"$complex": [1]}, {"$range": [1, 2, 0]}, {"$range": [1, 2, 3, 4]}, {"$slice": 1}, {"$datetime": "x"}, {"$date": 1}, {"$timedelta": ["x"]},
-    {"$path": 5}, {"$numpy": ["<f8", "AA=="]}, {"$numpy": ["O", ""]}, {"$numpy": ["nonsense", ""]}, {"$enum": "x"}, {"$ext": 1}, {"$ext": [1]},
-    {"$unknown": 1}, {"$": 1}, {"$timedelta": [10**12, 0, 0]}, {"$int": "9" * 5000},
-]  # fmt: skip
+    {"$int": "x"},
+    {"$int": None},
+    {"$float": "zz"},
+    {"$float": "00"},
+    {"$utf16": "A"},
+    {"$tuple": 5},
+    {"$set": [[1]]},
+    {"$dict": [[1]]},
+    {"$dict": [[[1], 2]]},
+    {"$odict": {"a": 1}},
+    {"$counter": 3},
+    {"$defaultdict": ["os", []]},
+    {"$deque": [[1], "x"]},
+    {"$bytes": 5},
+    {"$complex": [1]},
+    {"$range": [1, 2, 0]},
+    {"$range": [1, 2, 3, 4]},
+    {"$slice": 1},
+    {"$datetime": "x"},
+    {"$date": 1},
+    {"$timedelta": ["x"]},
+    {"$path": 5},
+    {"$numpy": ["<f8", "AA=="]},
+    {"$numpy": ["O", ""]},
+    {"$numpy": ["nonsense", ""]},
+    {"$enum": "x"},
+    {"$ext": 1},
+    {"$ext": [1]},
+    {"$unknown": 1},
+    {"$": 1},
+    {"$timedelta": [10**12, 0, 0]},
+    {"$int": "9" * 5000},
+]
 
 
 @pytest.mark.parametrize("data", DAMAGED, ids=lambda d: json.dumps(d)[:40])

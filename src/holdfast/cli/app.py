@@ -109,6 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: what follows the program's name; default: the arguments of this process.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if "numpy" not in sys.modules and words[:1] != ["demo"]:
+        # no command multiplies matrices, and the threads that numpy starts for it spin for 40 ms; the demo's processes do
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
         code = typer.main.get_command(_app).main(words or ["--help"], "holdfast", standalone_mode=False)
         sys.stdout.flush()

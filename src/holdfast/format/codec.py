@@ -68,6 +68,13 @@ _CODECS: dict[tuple[str, int], tuple[Callable[[Any], Any], Callable[[Any, int], 
 }
 
 
+def known(codec: Codec) -> None:
+    """Raises:
+    Unsupported: this version cannot decode it.
+    """
+    _pair(codec)
+
+
 def _pair(codec: Codec) -> tuple[Callable[[Any], Any], Callable[[Any, int], Any]]:
     try:
         return _CODECS[codec.name, codec.version]

@@ -190,7 +190,7 @@ class Index:
         if self._tensors is None:
             rows = len(self)
             for name in ("tensor.shape.offsets", "tensor.entries"):
-                self._check_offsets(name, len(self.columns["tensor.shape"]) if "shape" in name else self.entry_count)
+                self.check_offsets(name, len(self.columns["tensor.shape"]) if "shape" in name else self.entry_count)
             try:
                 bounds, dims = self.columns["tensor.shape.offsets"].tolist(), self.columns["tensor.shape"].tolist()
                 dtypes = [self.dtypes[d] for d in self.columns["tensor.dtype"].tolist()]
@@ -220,9 +220,11 @@ class Index:
                 tensor=tensor.name,
             )
 
-    def _check_offsets(self, name: str, limit: int) -> None:
+    def check_offsets(self, name: str, total: int) -> None:
+        """Offsets begin at 0, never fall, and end at `total`; compared, not subtracted, so that nothing can wrap around."""
         column = self.columns[name]
-        if len(column) == 0 or column[0] != 0 or column[-1] > limit or (np.diff(column) < 0).any():
+        is_sound = column.ndim == 1 and len(column) > 0 and column.dtype.kind in "iu"
+        if not is_sound or column[0] != 0 or column[-1] != total or (column[1:] < column[:-1]).any():
             raise Corrupt(f"column {name} of {self.path} is out of order", file=self.path)
 
     def canonical(self, tensor: TensorRow) -> TensorRow:
@@ -257,10 +259,10 @@ class Index:
         """All chunks, checked, as columns; made once and kept."""
         if self._chunks is not None:
             return self._chunks
+        self.check_offsets("tensor.entries", self.entry_count)
+        self.check_offsets("entry.chunks", self.chunk_count)
         entries = np.diff(self.columns["tensor.entries"])
         counts = np.diff(self.columns["entry.chunks"])
-        if (entries < 0).any() or (counts < 0).any() or entries.sum() != len(counts) or counts.sum() != self.chunk_count:
-            raise Corrupt(f"the tables of {self.path} do not fit together", file=self.path)
         tensor_of_entry = np.repeat(np.arange(len(self)), entries)
         entry = np.repeat(np.arange(len(counts)), counts)
         self._chunks = self._chunk_rows(0, self.chunk_count, tensor_of_entry[entry], entry)

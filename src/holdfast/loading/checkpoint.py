@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Corrupt, NoCheckpoint, Unsupported
+from ..errors import Corrupt, HoldfastError, NoCheckpoint, Unsupported
 from ..format import datafile, values
 from ..format.digest import LogicalDigest, element_bits, hex_digest
-from ..format.index import Chunks, Index, TensorRow
+from ..format.index import Chunks, Index, TensorRow, content_digest
 from ..format.names import dotted, path_of
 from ..format.records import Commit
 from ..run.assemble import merge_parts
-from ..run.decide import read_part
+from ..run.decide import read_part, values_bytes
+from ..run.validate import check_index, check_values, located
 from ..store.base import Store
 from .lazy import LazyTensor
 from .reading import Bytes, Damage, OpenFiles, first_damage, missing_file, read_chunks
@@ -230,9 +231,22 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     """
     if commit.decision != "committed":
         raise NoCheckpoint(f"{path} of {store.url} was {commit.decision}: {commit.reason}")
+    where = f"{path}/commit.json"
     parts = []
     for ref in commit.parts:
         if not ref.path.startswith(f"{path}/"):
-            raise Corrupt(f"{path}/commit.json names the index {ref.path!r} outside its directory", file=f"{path}/commit.json")
+            raise Corrupt(f"{where} names the index {ref.path!r} outside its directory", file=where)
         parts.append(read_part(store, ref.path, ref.digest)[0])
-    return Checkpoint(store, commit, Index(merge_parts(parts, path), f"{path}/index"))
+    if not parts:
+        raise Corrupt(f"{where} names no index", file=where)
+    check_values(commit.values, where)
+    try:
+        index = Index(merge_parts(parts, path), f"{path}/index")
+    except HoldfastError as error:
+        raise located(error, path) from error
+    except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError) as error:
+        raise Corrupt(f"the index of {path} is damaged: {error}", file=path) from error
+    check_index(index)
+    if content_digest(index.columns, values_bytes(commit.values, commit.rank_values)) != commit.content_digest:
+        raise Corrupt(f"{where} and the index beside it are not of one state: the content digests differ", file=where)
+    return Checkpoint(store, commit, index)

@@ -144,6 +144,13 @@ class _Work:
         first = rows[0]
         file, offset = int(chunks.file[first]), int(chunks.offset[first])
         reader = self.files.reader(file)
+        room = reader.nbytes - offset
+        if sum(stored) > room and any(size > reader.nbytes for size in stored):
+            lost = f"are missing: the file has {reader.nbytes} bytes"
+            return [
+                Damage(self.files.rows[file].path, self.name(row), offset, size, lost)
+                for row, size in zip(rows, stored, strict=True)
+            ]
         targets = [self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)]
         buffers = [np.empty(n, np.uint8) if t is None else t for t, n in zip(targets, stored, strict=True)]
         got = reader.read_into(offset, [b.data for b in buffers])

@@ -83,7 +83,10 @@ def read_part(store: Store, path: str, digest: str | None = None, *, follow: boo
     found = hex_digest(data)
     if digest is not None and found != digest:
         raise Corrupt(f"{path} differs from the digest in the commit record", file=path)
-    columns, metadata = read_index(data, path)
+    try:
+        columns, metadata = read_index(data, path)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise Corrupt(f"{path} is not an index: {error}", file=path) from error
     try:
         part = msgspec.json.decode(columns.pop("part.json").tobytes(), type=Part)
     except (KeyError, msgspec.DecodeError) as error:

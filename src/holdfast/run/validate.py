@@ -1,0 +1,162 @@
+"""Whether an index, whose bytes are those that were written, also makes sense: a reader believes no offset and no size.
+
+Digests find accidents. These checks find an index that was written wrong, or by something else: each number is inside what it
+counts in, each name is unique, each byte of each tensor is held exactly once, and nothing lies over anything else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+
+from ..errors import Corrupt, HoldfastError, Refused, Unsupported
+from ..format.codec import known
+from ..format.columns import Array
+from ..format.digest import DIGEST_BYTES
+from ..format.index import NO_DIGEST, Index
+from ..format.names import dotted, owner_of
+from .cover import prove_cover
+
+_MAX_NDIM = 64
+_MAX_BYTES = 1 << 62
+_WIDE = {"chunk.digest": DIGEST_BYTES, "file.digest": DIGEST_BYTES}
+_BROKEN = (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError, AttributeError)
+
+
+def check_index(index: Index) -> None:
+    """Raises:
+    Corrupt: naming the index and what in it is wrong.  Unsupported: a codec or a feature that is not known here.
+    """
+    try:
+        _check_forms(index)
+        _check_tensors(index)
+        _check_files(index)
+        _check_chunks(index)
+        prove_cover(index)
+    except Refused as error:
+        raise Corrupt(f"{index.path}: {error}", file=index.path) from error
+    except HoldfastError as error:
+        raise located(error, index.path) from error
+    except _BROKEN as error:
+        raise Corrupt(f"{index.path} is not an index: {error}", file=index.path) from error
+
+
+def located(error: HoldfastError, path: str) -> HoldfastError:
+    """The error, with the file that it is about in its message."""
+    if path in str(error):
+        return error
+    return Corrupt(f"{path}: {error}", file=path) if isinstance(error, Corrupt) else type(error)(f"{path}: {error}")
+
+
+def _check_forms(index: Index) -> None:
+    """Each column is integers of the right width, and as long as its table."""
+    columns = index.columns
+    if "entry.strides" in columns:
+        raise Unsupported("strides of foreign bytes are not known here; upgrade holdfast to read them")
+    for name, column in columns.items():
+        if column.dtype.kind not in "iu" or column.shape[1:] != ((_WIDE[name],) if name in _WIDE else ()):
+            raise Corrupt(f"column {name} has dtype {column.dtype} and shape {column.shape}")
+    counts = {
+        "tensor": len(index), "entry": index.entry_count, "chunk": index.chunk_count, "file": index.file_count,
+    }  # fmt: skip
+    for name, column in columns.items():
+        table, _, rest = name.partition(".")
+        is_row = rest and rest not in ("shape", "box") and not rest.endswith(("bytes", "offsets"))
+        is_row |= name in ("chunk.raw_bytes", "chunk.stored_bytes", "file.bytes", "file.header_bytes", "chunk.offset")
+        wanted = counts.get(table, 0) + (name in ("tensor.entries", "entry.chunks"))
+        if table in counts and is_row and len(column) != wanted:
+            raise Corrupt(f"column {name} has {len(column)} rows where {wanted} belong")
+    for name, total in (
+        ("tensor.shape.offsets", len(columns["tensor.shape"])), ("entry.box.offsets", len(columns["entry.box"]) // 2),
+        ("tensor.entries", index.entry_count), ("entry.chunks", index.chunk_count),
+    ):  # fmt: skip
+        index.check_offsets(name, total)
+    if len(columns["tensor.shape.offsets"]) != len(index) + 1 or len(columns["entry.box.offsets"]) != index.entry_count + 1:
+        raise Corrupt("the tables of shapes and boxes are not as long as those of tensors and entries")
+    if len(columns["entry.box"]) != 2 * int(columns["entry.box.offsets"][-1]):
+        raise Corrupt("the table of boxes holds half a box")
+    for codec in index.codecs:
+        known(codec)
+
+
+def _check_tensors(index: Index) -> None:
+    tensors = index.tensors()
+    names = [t.name for t in tensors]
+    if any(a >= b for a, b in zip((n.encode() for n in names), (n.encode() for n in names[1:]), strict=False)):
+        raise Corrupt("names of tensors are not sorted, or stand twice")
+    entries = np.diff(index.columns["tensor.entries"]).tolist()
+    for tensor, count in zip(tensors, entries, strict=True):
+        if len(tensor.shape) > _MAX_NDIM or _bytes(tensor.shape, tensor.dtype.itemsize) > _MAX_BYTES:
+            raise Corrupt(f"{tensor.name} has the impossible shape {list(tensor.shape[:8])}", tensor=tensor.name)
+        if not tensor.path or tensor.path[0] != tensor.role or dotted(tensor.path) != tensor.name:
+            raise Corrupt(f"{tensor.name} does not lie where its path says", tensor=tensor.name)
+        if tensor.alias >= 0:
+            other = tensors[tensor.alias]
+            if other.alias >= 0 or count or (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+                raise Corrupt(f"{tensor.name} cannot share the memory of {other.name}", tensor=tensor.name)
+
+
+def _check_files(index: Index) -> None:
+    files = index.files()
+    paths = [f.path for f in files]
+    if len(set(paths)) != len(paths):
+        raise Corrupt("a file stands in the table twice")
+    for file in files:
+        if not 0 <= file.header_bytes <= file.nbytes:
+            raise Corrupt(f"{file.path} has {file.nbytes} bytes and a header of {file.header_bytes}")
+        if not file.is_foreign and (owner := owner_of(file.path)) != (type(owner))(file.step, file.attempt):
+            raise Corrupt(f"{file.path} is not a file of step {file.step}, attempt {file.attempt}")
+
+
+def _check_chunks(index: Index) -> None:
+    chunks = index.all_chunks()
+    if not len(chunks):
+        return
+    stored, raw = chunks.stored_bytes.astype(np.int64), chunks.raw_bytes.astype(np.int64)
+    file, offset = chunks.file.astype(np.int64), chunks.offset.astype(np.int64)
+    is_raw = np.array([c.name == "raw" for c in index.codecs])[chunks.codec.astype(np.int64)]
+    sizes = np.array([d.itemsize for d in index.dtypes], np.int64)[index.columns["tensor.dtype"].astype(np.int64)]
+    in_header = offset < index.columns["file.header_bytes"][file]
+    order = np.lexsort((offset, file))
+    over = np.zeros(len(order), bool)
+    over[order[1:]] = (file[order[1:]] == file[order[:-1]]) & (offset[order[1:]] < (offset + stored)[order[:-1]])
+    foreign = index.columns["file.attempt"][file] < 0
+    for what, bad in (
+        ("has other stored than raw bytes", is_raw & (stored != raw)),
+        ("holds nothing", raw == 0),
+        ("cuts an element", raw % sizes[chunks.tensor.astype(np.int64)] != 0),
+        ("lies in its file's header", in_header),
+        ("lies over another one", over),
+        ("has no digest", (chunks.algorithm == NO_DIGEST) & ~foreign),
+        ("has a base, which no codec here uses", chunks.base >= 0),
+    ):
+        _refuse(index, chunks.tensor, bad, what)
+
+
+def _refuse(index: Index, tensor_of: Array, bad: Array, what: str) -> None:
+    if bad.any():
+        row = int(np.flatnonzero(bad)[0])
+        name = index.names[int(tensor_of[row])]
+        raise Corrupt(f"chunk {row}, of {name}, {what}", tensor=name)
+
+
+def _bytes(shape: Iterable[int], itemsize: int) -> int:
+    """Bytes of a tensor; of an empty one those that its other dimensions would have, which torch counts too."""
+    total = itemsize
+    for dim in shape:
+        total *= max(dim, 1)
+    return total
+
+
+def check_values(pairs: object, where: str) -> None:
+    """Raises:
+    Corrupt: not a list of [path, typed JSON] pairs.
+    """
+    if not isinstance(pairs, list):
+        raise Corrupt(f"the values in {where} are no list", file=where)
+    for pair in pairs:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], list)
+        if not is_pair or not pair[0] or not isinstance(pair[0][0], str):
+            raise Corrupt(f"{json.dumps(pair)[:100]} in {where} is no pair of a path and a value", file=where)
