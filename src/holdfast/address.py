@@ -74,6 +74,8 @@ def find(history: History, at: str | int | None = None) -> Step:
     for step in snapshot.steps:
         if text in step.pins:
             return step
+    if f"pins/{text}.json" in snapshot.damaged:
+        raise snapshot.damaged[f"pins/{text}.json"]
     pins = sorted({pin for step in snapshot.steps for pin in step.pins})
     raise NoCheckpoint(f"{where} has no pin {text}" + (f"; it has {', '.join(pins)}" if pins else " and no other"))
 

@@ -73,6 +73,10 @@ def known(codec: Codec) -> None:
     Unsupported: this version cannot decode it.
     """
     _pair(codec)
+    if codec.parameters:
+        raise Unsupported(
+            f"codec {codec.name} with parameters {codec.parameters!r} is not known here; upgrade holdfast to read it"
+        )
 
 
 def _pair(codec: Codec) -> tuple[Callable[[Any], Any], Callable[[Any, int], Any]]:

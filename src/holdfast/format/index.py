@@ -123,7 +123,7 @@ class Index:
             self._roles = list(Strings.read(self.columns, "role.name"))
             self._files = Strings.read(self.columns, "file.path")
             self._stamps = Strings.read(self.columns, "file.stamp")
-            self.codecs = [codecs.Codec(*json.loads(c)) for c in Strings.read(self.columns, "codec.json")]
+            self.codecs = [_codec(text) for text in Strings.read(self.columns, "codec.json")]
             for name, rows in (("tensor.dtype", len(self.names)), ("tensor.role", len(self.names)),
                                ("tensor.shape.offsets", len(self.names) + 1), ("tensor.entries", len(self.names) + 1),
                                ("entry.chunks", self.entry_count + 1), ("chunk.digest", self.chunk_count)):  # fmt: skip
@@ -339,6 +339,13 @@ class Index:
                 file=self.path,
                 offset=int(chunks.offset[row]),
             )
+
+
+def _codec(text: str) -> codecs.Codec:
+    name, version, parameters = json.loads(text)
+    if not isinstance(name, str) or not isinstance(version, int) or not isinstance(parameters, str):
+        raise ValueError(f"{text} is no codec")
+    return codecs.Codec(name, version, parameters)
 
 
 def is_fresh(name: str) -> bool:

@@ -12,7 +12,7 @@ from ..errors import Corrupt, HoldfastError, NoCheckpoint, Unsupported
 from ..format import datafile, values
 from ..format.digest import LogicalDigest, element_bits, hex_digest
 from ..format.index import Chunks, Index, TensorRow, content_digest
-from ..format.names import dotted, path_of
+from ..format.names import dotted, path_of, safe_path
 from ..format.records import Commit
 from ..run.assemble import merge_parts
 from ..run.decide import read_part, values_bytes
@@ -234,7 +234,7 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     where = f"{path}/commit.json"
     parts = []
     for ref in commit.parts:
-        if not ref.path.startswith(f"{path}/"):
+        if not safe_path(ref.path, where).startswith(f"{path}/"):
             raise Corrupt(f"{where} names the index {ref.path!r} outside its directory", file=where)
         parts.append(read_part(store, ref.path, ref.digest)[0])
     if not parts:
@@ -247,6 +247,8 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     except (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise Corrupt(f"the index of {path} is damaged: {error}", file=path) from error
     check_index(index)
+    if commit.kind != "virtual" and any(file.is_foreign for file in index.files()):
+        raise Corrupt(f"the index of {path} names a foreign file in a {commit.kind} step", file=path)
     if content_digest(index.columns, values_bytes(commit.values, commit.rank_values)) != commit.content_digest:
         raise Corrupt(f"{where} and the index beside it are not of one state: the content digests differ", file=where)
     return Checkpoint(store, commit, index)

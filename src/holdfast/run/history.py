@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused
+from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unsupported
 from ..format.names import parse_step_dir, step_dir
 from ..format.records import Attempt, Commit, Note, Pin, R, RunRecord, StepRef, seal, unseal
 from ..store.base import Store
@@ -19,6 +19,8 @@ from .identity import is_gone, this_process
 
 RUN_FILE = "holdfast.json"
 _LOOKS = 10
+DECISIONS = {"committed", "aborted"}
+KINDS = {"full", "increment", "virtual", "partial", "composite"}
 HOLD = "hold-"
 """How the names of holds begin, among the pins."""
 
@@ -89,23 +91,57 @@ class History:
         self.store = store
         self._commits: dict[str, Commit] = {}
         self._attempts: dict[int, Attempt] = {}
+        self._run = ""
 
     def run_record(self) -> RunRecord | None:
         """The record of the run, or None where there is none."""
         return read_record(self.store, RUN_FILE, RunRecord)
 
     def attempts(self) -> dict[int, Attempt]:
-        """Every attempt by number."""
+        """Every attempt by number.
+
+        Raises:
+            Corrupt: a record is damaged, is not of this run, or that of the run is gone.
+        """
+        run = self._run_id()
         for number in self.attempt_numbers():
             if number not in self._attempts:
                 record = read_record(self.store, f"attempts/{number:04d}.json", Attempt)
                 if record is not None:
+                    if (record.attempt, record.run) != (number, run):
+                        raise Corrupt(
+                            f"attempts/{number:04d}.json is attempt {record.attempt} of run {record.run}; this is run {run}"
+                        )
                     self._attempts[number] = record
         return dict(self._attempts)
 
     def attempt_numbers(self) -> list[int]:
-        stems = (n.removesuffix(".json") for n in self.store.list("attempts"))
-        return sorted(int(s) for s in stems if s.isdigit())
+        """The numbers of the attempts there are, ascending."""
+        stems = (n.removesuffix(".json") for n in self.store.list("attempts") if n.endswith(".json"))
+        return sorted(int(s) for s in stems if s.isascii() and s.isdigit())
+
+    def _run_id(self) -> str:
+        """The run's identity; empty where there is no run yet.
+
+        Raises:
+            Corrupt: there are attempts or steps, but no record of the run.
+        """
+        if not self._run:
+            record = self.run_record()
+            if record is None and (self.attempt_numbers() or self.store.list("steps")):
+                raise Corrupt(f"{RUN_FILE} of {self.store.url} is gone; put it back from a copy of the run", file=RUN_FILE)
+            self._run = record.run if record else ""
+        return self._run
+
+    def _check_attempts(self, names: Sequence[str], attempts: Mapping[int, Attempt]) -> None:
+        """Raises:
+        Corrupt: a step's attempt has no record, so that nobody knows whether it is on the lineage.
+        """
+        for name in names:
+            parsed = parse_step_dir(name.removesuffix("/"))
+            if parsed and parsed[1] not in attempts:
+                path = f"attempts/{parsed[1]:04d}.json"
+                raise Corrupt(f"{path} of {self.store.url} is gone, but steps/{name} is there: put the record back", file=path)
 
     def look(self) -> Snapshot:
         """Read what there is now; again, while steps come and go under its eyes."""
@@ -119,6 +155,7 @@ class History:
 
     def _look(self, names: Sequence[str]) -> Snapshot:
         attempts = self.attempts()
+        self._check_attempts(names, attempts)
         bounds = lineage_bounds(attempts)
         damaged: dict[str, HoldfastError] = {}
         pins, notes = self._pins(damaged), self._notes(damaged)
@@ -152,8 +189,10 @@ class History:
         Raises:
             NoCheckpoint: nothing is committed.  Corrupt: its record is damaged; the message names the next good one.
         """
-        bounds = lineage_bounds(self.attempts())
-        parsed = [(parse_step_dir(n.removesuffix("/")), n.removesuffix("/")) for n in self.store.list("steps")]
+        names, attempts = self.store.list("steps"), self.attempts()
+        self._check_attempts(names, attempts)
+        bounds = lineage_bounds(attempts)
+        parsed = [(parse_step_dir(n.removesuffix("/")), n.removesuffix("/")) for n in names]
         known = [(key[0], key[1], -key[2], name) for key, name in parsed if key and key[0] <= bounds.get(key[1], -1)]
         for step, attempt, _, name in sorted(known, reverse=True):
             try:
@@ -186,6 +225,14 @@ class History:
                 return None
             if step_dir(record.step, record.attempt) != f"steps/{name.partition('-r')[0]}":
                 raise Corrupt(f"{path}/commit.json says it is step {record.step} of attempt {record.attempt}", file=path)
+            if record.run != self._run_id():
+                raise Corrupt(
+                    f"{path}/commit.json is of run {record.run}; this is run {self._run_id()}", file=f"{path}/commit.json"
+                )
+            if record.decision not in DECISIONS or record.kind not in KINDS:
+                raise Unsupported(
+                    f"{path}/commit.json is {record.decision} and {record.kind}, which is not known here: upgrade holdfast"
+                )
             self._commits[name] = record
         return self._commits[name]
 
@@ -326,6 +373,8 @@ def newest(snapshot: Snapshot, where: str) -> Step:
         step, attempt, _ = parse_step_dir(path.removeprefix("steps/")) or (0, 0, 0)
         if step <= bounds.get(attempt, -1) and (last is None or step > last.step):
             advice = f"; step {last.step} is the newest with an intact record: ask for it" if last else ""
+            if isinstance(error, Unsupported):
+                raise Unsupported(f"{error}{advice}") from error
             raise Corrupt(f"{error}{advice}", file=f"{path}/commit.json") from error
     if last is None and snapshot.lineage:
         only = ", ".join(str(s.step) for s in snapshot.lineage)

@@ -21,7 +21,20 @@ from .cover import prove_cover
 
 _MAX_NDIM = 64
 _MAX_BYTES = 1 << 62
-_WIDE = {"chunk.digest": DIGEST_BYTES, "file.digest": DIGEST_BYTES}
+_STRINGS = ("tensor.name", "tensor.path", "dtype.name", "role.name", "codec.json", "file.path", "file.stamp")
+_ROWS = {
+    "tensor": ("dtype", "role", "owner", "alias", "replica", "order"),
+    "entry": (),
+    "chunk": ("raw_start", "raw_bytes", "file", "offset", "stored_bytes", "codec", "base", "digest", "algorithm"),
+    "file": ("step", "attempt", "bytes", "header_bytes", "digest"),
+}
+"""Columns with one row for each row of their table."""
+_OTHERS = ("tensor.shape", "tensor.shape.offsets", "tensor.entries", "entry.box", "entry.box.offsets", "entry.chunks")
+_DTYPES = {
+    "tensor.dtype": "|u1", "tensor.role": "<u2", "chunk.raw_bytes": "<u4", "chunk.file": "<u4", "chunk.stored_bytes": "<u4",
+    "chunk.codec": "<u2", "chunk.digest": "|u1", "chunk.algorithm": "|u1", "file.digest": "|u1",
+}  # fmt: skip
+"""Where they are not signed 64-bit integers."""
 _BROKEN = (ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError, AttributeError)
 
 
@@ -55,19 +68,17 @@ def _check_forms(index: Index) -> None:
     columns = index.columns
     if "entry.strides" in columns:
         raise Unsupported("strides of foreign bytes are not known here; upgrade holdfast to read them")
-    for name, column in columns.items():
-        if column.dtype.kind not in "iu" or column.shape[1:] != ((_WIDE[name],) if name in _WIDE else ()):
+    counts = {"tensor": len(index), "entry": index.entry_count, "chunk": index.chunk_count, "file": index.file_count}
+    rows = {f"{table}.{name}": count for table, count in counts.items() for name in _ROWS[table]}
+    for name in (*rows, *_OTHERS, *(f"{text}.offsets" for text in _STRINGS)):
+        column = columns.get(name)
+        if column is None:
+            continue  # it has a default, or its absence was noticed
+        width = (DIGEST_BYTES,) if name.endswith(".digest") else ()
+        if column.dtype.str != _DTYPES.get(name, "<i8") or column.shape[1:] != width:
             raise Corrupt(f"column {name} has dtype {column.dtype} and shape {column.shape}")
-    counts = {
-        "tensor": len(index), "entry": index.entry_count, "chunk": index.chunk_count, "file": index.file_count,
-    }  # fmt: skip
-    for name, column in columns.items():
-        table, _, rest = name.partition(".")
-        is_row = rest and rest not in ("shape", "box") and not rest.endswith(("bytes", "offsets"))
-        is_row |= name in ("chunk.raw_bytes", "chunk.stored_bytes", "file.bytes", "file.header_bytes", "chunk.offset")
-        wanted = counts.get(table, 0) + (name in ("tensor.entries", "entry.chunks"))
-        if table in counts and is_row and len(column) != wanted:
-            raise Corrupt(f"column {name} has {len(column)} rows where {wanted} belong")
+        if name in rows and len(column) != rows[name]:
+            raise Corrupt(f"column {name} has {len(column)} rows where {rows[name]} belong")
     for name, total in (
         ("tensor.shape.offsets", len(columns["tensor.shape"])), ("entry.box.offsets", len(columns["entry.box"]) // 2),
         ("tensor.entries", index.entry_count), ("entry.chunks", index.chunk_count),
