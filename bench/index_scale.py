@@ -17,7 +17,8 @@ import numpy as np
 
 from holdfast.format.columns import Columns, Strings
 from holdfast.format.index import Index
-from holdfast.run.decide import Part, publish_part, read_part
+from holdfast.run.decide import publish_part
+from holdfast.run.parts import Part, read_part
 from holdfast.store.local import LocalStore
 
 CHUNKS_IN_A_TENSOR = 25

@@ -80,7 +80,7 @@ class Run:
             Corrupt: the newest commit record is damaged; the message names the next one.
         """
         with contextlib.suppress(NoCheckpoint):
-            return find(self._history)
+            return self._history.with_marks(find(self._history))
         return None
 
     def best(self, metric: str | None = None, mode: str | None = None) -> Step | None:
@@ -95,7 +95,7 @@ class Run:
         Raises:
             NoCheckpoint: there is none; the message says what there is.
         """
-        return find(self._history, at)
+        return self._history.with_marks(find(self._history, at))
 
     def wait(self, after: int | None = None, *, timeout: float | None = None) -> Step:
         """The newest committed step beyond `after`, as soon as there is one.
@@ -201,7 +201,7 @@ class Run:
         shrink = [s for s in snapshot.lineage if s.step in verdict.weights_only and s.kind == "full" and _has_optimizer(s)]
         result = Pruned(verdict.keep, sorted(s.step for s in victims), [s.step for s in shrink])
         if dry_run:
-            result.freed_bytes = sum(s.commit.new_bytes for s in victims)
+            result.freed_bytes = sum(s.commit.new_bytes + sum(p.bytes for p in s.commit.parts) for s in victims)
             return result
         from .run.prune import remove_steps
 

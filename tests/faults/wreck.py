@@ -25,7 +25,7 @@ import xxhash
 
 import holdfast
 from holdfast.format.index import content_digest
-from holdfast.run.decide import values_bytes
+from holdfast.run.parts import values_bytes
 
 CHUNK = 4 << 20
 TAGS = {"|u1": "U8", "<u2": "U16", "<i2": "I16", "<u4": "U32", "<i4": "I32", "<i8": "I64"}

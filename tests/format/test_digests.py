@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast.format.columns import Strings
 from holdfast.format.digest import DIGEST_BYTES, LogicalDigest, Running, digest, element_bits, hex_digest
 from holdfast.format.index import content_digest, layout_digest
-from holdfast.run.decide import values_bytes
+from holdfast.run.parts import values_bytes
 
 from .plain_reader import canonical
 

@@ -22,7 +22,7 @@ from conftest import build_awkward_state
 import holdfast
 from holdfast.format import datafile, index, names, records, values
 from holdfast.format.digest import LogicalDigest, digest, element_bits
-from holdfast.run.decide import values_bytes
+from holdfast.run.parts import values_bytes
 
 from . import plain_reader as reader
 

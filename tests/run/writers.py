@@ -12,9 +12,10 @@ from holdfast.format.records import Commit
 from holdfast.run.assemble import build_columns
 from holdfast.run.contents import TensorItem
 from holdfast.run.cover import prove_cover
-from holdfast.run.decide import Part, abort, combine, decide, gather_parts, publish_part
+from holdfast.run.decide import abort, combine, decide, gather_parts, publish_part
 from holdfast.run.files import FilesWriter
 from holdfast.run.image import ArraySource
+from holdfast.run.parts import Part
 from holdfast.store.base import Store
 from holdfast.store.local import LocalStore
 

@@ -162,6 +162,7 @@ def _export_torch(checkpoint: Checkpoint, path: str, patterns: list[str], cast: 
     if cast:
         raise Unsupported("cast= works for safetensors and hf; convert after torch.load instead")
     scratch = f"{path}.partial"
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     try:
         torch.save(tree, scratch)
         with open(scratch, "rb") as file:

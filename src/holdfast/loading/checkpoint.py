@@ -14,8 +14,8 @@ from ..format.digest import LogicalDigest, element_bits, hex_digest
 from ..format.index import Chunks, Index, TensorRow, content_digest
 from ..format.names import dotted, path_of, safe_path
 from ..format.records import Commit
-from ..run.assemble import merge_parts
-from ..run.decide import read_part, values_bytes
+from ..run.merge import merge_parts
+from ..run.parts import read_part, values_bytes
 from ..run.validate import check_index, check_values, located
 from ..store.base import Store
 from .lazy import LazyTensor

@@ -12,30 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import Corrupt, Deadline, StepExists
+from ..errors import Deadline, StepExists
 from ..format.columns import Columns, pack
-from ..format.digest import Running, hex_digest
-from ..format.index import Index, content_digest, index_metadata, is_fresh, layout_digest, read_index
-from ..format.names import safe_path
-from ..format.records import Commit, FileRef, PartRef, StepRef, seal
+from ..format.digest import Running
+from ..format.index import Index, content_digest, index_metadata, is_fresh, layout_digest
+from ..format.records import Commit, PartRef, StepRef, seal
 from ..store.base import Store
-from .assemble import join_layout, merge_parts
 from .history import read_record
+from .merge import merge_parts
+from .parts import Part, read_part, values_bytes
 
 _INLINE_LAYOUT_CHUNKS = 1 << 16
 _POLL_SECONDS = 0.02
-
-
-class Part(msgspec.Struct, kw_only=True):
-    """What a writer says of its part besides the columns; JSON in the column `part.json`."""
-
-    writer: str
-    step: int
-    attempt: int
-    files: list[FileRef] = []
-    values: list[Any] = []
-    rank_values: dict[str, list[Any]] = {}
-    roles: dict[str, str] = {}
 
 
 def publish_part(
@@ -71,32 +59,6 @@ def publish_part(
 
     store.create(path, counted())
     return PartRef(writer=part.writer, path=path, bytes=nbytes, digest=running.hex()), reused or path
-
-
-def read_part(store: Store, path: str, digest: str | None = None, *, follow: bool = True) -> tuple[Columns, Part, PartRef]:
-    """A writer's part; its layout fetched from the earlier part that holds it.
-
-    Raises:
-        FileNotFoundError: not published.  Corrupt: differs from `digest`, or is not an index.
-    """
-    data = store.map(path)
-    found = hex_digest(data)
-    if digest is not None and found != digest:
-        raise Corrupt(f"{path} differs from the digest in the commit record", file=path)
-    try:
-        columns, metadata = read_index(data, path)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise Corrupt(f"{path} is not an index: {error}", file=path) from error
-    try:
-        part = msgspec.json.decode(columns.pop("part.json").tobytes(), type=Part)
-    except (KeyError, msgspec.DecodeError) as error:
-        raise Corrupt(f"{path} does not say who wrote it: {error}", file=path) from error
-    if follow and (source := metadata.get("layout_of")):
-        layout, _, _ = read_part(store, safe_path(source, path), follow=False)
-        columns = join_layout(columns, layout)
-        if layout_digest(columns) != metadata.get("layout"):
-            raise Corrupt(f"the layout of {path} in {source} is not the one it was written with", file=source)
-    return columns, part, PartRef(writer=part.writer, path=path, bytes=len(data), digest=found)
 
 
 def gather_parts(store: Store, folder: str, writers: Sequence[str], deadline: float) -> list[tuple[Columns, Part, PartRef]]:
@@ -154,11 +116,6 @@ def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], wher
         content_digest=content_digest(index.columns, values_bytes(values, rank_values)),
     )
     return record, index
-
-
-def values_bytes(values: list[Any], rank_values: dict[str, list[Any]]) -> bytes:
-    """The bytes of the values that enter the content digest: compact JSON of [values, values by rank], keys sorted."""
-    return msgspec.json.encode([values, rank_values], order="deterministic")
 
 
 def decide(store: Store, folder: str, record: Commit) -> Commit:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unsupported
 from ..format.names import parse_step_dir, step_dir
@@ -202,6 +202,12 @@ class History:
             if commit is not None and commit.decision == "committed" and commit.kind != "partial":
                 return Step(step, attempt, f"steps/{name}", commit)
         return newest(self.look(), self.store.url)
+
+    def with_marks(self, step: Step) -> Step:
+        """The step with its pins and notes as they are now."""
+        damaged: dict[str, HoldfastError] = {}
+        pins, notes = self._pins(damaged), self._notes(damaged)
+        return replace(step, pins=tuple(pins.get(step.ref, ())), notes=tuple(notes.get(step.ref, ())))
 
     def by_ref(self, ref: StepRef) -> Step | None:
         """The step of exactly this attempt, wherever it lies, or None."""

@@ -15,9 +15,9 @@ from ..format.index import Index, read_index
 from ..format.names import safe_path, step_dir
 from ..format.records import StepRef
 from ..store.base import Store
-from .decide import read_part
 from .history import History, Snapshot, Step, live_pins, newest
 from .marks import burying, clear_marks, live_intents
+from .parts import read_part
 
 
 @dataclass(frozen=True)

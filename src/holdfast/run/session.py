@@ -19,9 +19,9 @@ from ..format.records import Commit, StepRef
 from ..store.base import Store
 from .base import Base
 from .contents import Contents
-from .decide import read_part
 from .history import History, Step, claim_attempt, create_run, newest
 from .marks import INTENT_SECONDS, held, intent, is_buried
+from .parts import read_part
 from .write import Written, write_step
 
 _TRIES = 5

@@ -17,9 +17,10 @@ from .assemble import build_columns
 from .base import Base
 from .contents import Contents
 from .cover import prove_cover
-from .decide import Part, combine, decide, publish_part
+from .decide import combine, decide, publish_part
 from .files import FilesWriter
 from .history import Step, read_record
+from .parts import Part
 
 WRITER = "n0000"
 
