@@ -1,6 +1,6 @@
 # Every target sets itself up: all it needs is Python 3.10 or later, pip, venv, GNU make and a package index.
 #
-#   make demo        train, kill, resume, corrupt, reshape: what holdfast does, in a minute
+#   make demo        a training that is killed again and again and ends bit-equal to one left alone
 #   make test        every test;  make test-fast leaves out the slow ones
 #   make check       lint, format and types
 #   make bench       SIZE=full|small ROUNDS=n: beside other libraries, on this disk

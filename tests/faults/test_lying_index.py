@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import xxhash
 
 import holdfast
-from holdfast import Unsupported
+from holdfast import HoldfastError, Unsupported
 
 from .lies import LIES
-from .refuse import exact_or_refused, never_wrong, refused
+from .refuse import assert_same, exact_or_refused, never_wrong, refused
 from .wreck import Columns, Kinds, read_columns, rewrite_index, table
 
 Saved = tuple[Path, dict[int, dict[str, Any]]]
@@ -141,3 +142,14 @@ def test_a_free_grid_is_read(run: Path, saved: Saved) -> None:
         with holdfast.open(f"{run}@1") as other:
             assert checkpoint.digest("model.big") == other.digest("model.big")
     assert json.loads(Kinds(run).path("commit").read_bytes())["tensors"] == len(checkpoint.names)
+
+
+@pytest.mark.parametrize("dims", [63, 64, 65, 100])
+def test_a_tensor_of_many_dimensions_is_loadable_or_refused_by_the_save(dims: int, tmp_path: Path) -> None:
+    tensor = torch.arange(2, dtype=torch.float32).reshape([1] * (dims - 1) + [2])
+    try:
+        holdfast.save(str(tmp_path / "run"), {"a": {"x": tensor}}, 1)
+    except HoldfastError as error:
+        assert "a.x" in str(error)
+    else:
+        assert_same(holdfast.load(str(tmp_path / "run"))["a"]["x"], tensor)
