@@ -17,7 +17,8 @@ from typing import Any
 
 from .address import find
 from .api import Handle, open_and_lock, open_checkpoint, restore_from, save_contents, state_contents
-from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
+from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable, Unsupported
+from .format.names import parse_step_dir
 from .loading.ledger import Ledger
 from .loading.match import Wishes
 from .policy.keep import Keep
@@ -141,7 +142,10 @@ class Checkpointer:
             if not chosen:
                 self._begin_fresh()
                 return 0
-            newest = chosen[0] if at is None else self.run.latest()
+            newest = chosen[0]
+            if at is not None:
+                with contextlib.suppress(Corrupt, Unsupported):
+                    newest = history.newest()
             skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
             if self._load_first_intact(history, chosen, wishes, stage, newest, skipped):
                 assert self._step is not None
@@ -195,17 +199,18 @@ class Checkpointer:
         """Steps to resume from, newest first."""
         snapshot = history.look()
         steps = [s for s in reversed(snapshot.lineage) if s.kind != "partial"]
-        damaged = [error for path, error in snapshot.damaged.items() if path.startswith("steps/")]
-        if not steps and damaged:
-            raise damaged[0]
+        damaged = {_step_of(path): error for path, error in snapshot.damaged.items() if path.startswith("steps/")}
+        for step, error in damaged.items():
+            if not steps or (step > steps[0].step and isinstance(error, Unsupported)):
+                raise error  # what a later version wrote is not damaged: it is not passed over
         return steps
 
     def _load_first_intact(
-        self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool, newest: Step | None, skipped: Any
+        self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool, newest: Step, skipped: Any
     ) -> bool:
         """Load the first of `chosen` that is intact, and begin an attempt there while it is held; False if all are gone."""
-        damaged = [str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")]
-        fallbacks = damaged if len(chosen) > 1 else []
+        damaged = {_step_of(path): str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")}
+        fallbacks: list[str] = []
         last_error: HoldfastError | None = None
         for candidate in chosen:
             with contextlib.suppress(NoCheckpoint), held(history, candidate.ref) as found:
@@ -216,10 +221,12 @@ class Checkpointer:
                     last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
                     fallbacks.append(str(last_error))
                     continue
+                if newest.ref == chosen[0].ref:
+                    fallbacks = [why for step, why in damaged.items() if step > found.step] + fallbacks
                 self.ledger.fallbacks = fallbacks
                 for why in fallbacks:
                     log.warning("passed over a damaged step: %s", why)
-                is_back = newest is not None and newest.ref != found.ref and not fallbacks
+                is_back = newest.ref != found.ref and not fallbacks
                 self._open(Session(self.run.store, libraries(), "rollback" if is_back else "restart", found.ref, skipped))
                 self._step = self._saved_step = found.step
                 return True
@@ -287,3 +294,8 @@ class Checkpointer:
         except HoldfastError as error:
             log.error("pruning failed, nothing was lost: %s", error)
             warnings.warn(f"pruning failed, nothing was lost: {error}", RuntimeWarning, stacklevel=4)
+
+
+def _step_of(path: str) -> int:
+    """The step of a step's directory."""
+    return (parse_step_dir(path.removeprefix("steps/")) or (0,))[0]

@@ -167,7 +167,7 @@ class History:
                 continue
             try:
                 commit = self._commit(path, name)
-            except HoldfastError as error:
+            except (Corrupt, Unsupported) as error:
                 damaged[path] = error
                 continue
             if commit is None or commit.decision != "committed":
@@ -197,7 +197,7 @@ class History:
         for step, attempt, _, name in sorted(known, reverse=True):
             try:
                 commit = self._commit(f"steps/{name}", name)
-            except HoldfastError:
+            except (Corrupt, Unsupported):
                 return newest(self.look(), self.store.url)
             if commit is not None and commit.decision == "committed" and commit.kind != "partial":
                 return Step(step, attempt, f"steps/{name}", commit)
