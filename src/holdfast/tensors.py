@@ -10,6 +10,7 @@ import torch
 from .errors import Unsupported
 from .format.digest import LogicalDigest, element_bits
 from .format.dtypes import dtype
+from .format.index import MAX_NDIM
 
 Bytes = Any
 
@@ -47,6 +48,8 @@ def check_storable(name: str, tensor: torch.Tensor) -> None:
         why = "is quantized; hold its integers, scale and zero point"
     elif tensor.device.type == "meta":
         why = "is on the meta device and has no bytes; materialise the model first"
+    elif tensor.ndim > MAX_NDIM:
+        why = f"has {tensor.ndim} dimensions; the format holds {MAX_NDIM}"
     elif is_lazy(tensor):
         why = "is not initialised yet; run the lazy module once"
     elif type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(tensor, "__tensor_flatten__"):

@@ -22,6 +22,7 @@ from .names import path_of, safe_path
 from .records import FEATURES, FORMAT
 
 MAX_CHUNK_BYTES = 64 << 20
+MAX_NDIM = 64
 NO_DIGEST, XXH3_128 = 0, 1
 FRESH = ("chunk.digest", "chunk.algorithm", "file.")
 """Columns that every step writes anew; all others are layout, and may be those of an earlier step's index."""

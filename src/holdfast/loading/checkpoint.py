@@ -21,6 +21,7 @@ from ..store.base import Store
 from .lazy import LazyTensor
 from .reading import Bytes, Damage, OpenFiles, first_damage, missing_file, read_chunks
 
+READABLE = ("full", "partial")
 NODE = "$node"
 """Key of the typed JSON that says what a path holds besides a value: list, tuple, ndarray, generator, ..."""
 
@@ -232,6 +233,8 @@ def open_step(store: Store, path: str, commit: Commit) -> Checkpoint:
     if commit.decision != "committed":
         raise NoCheckpoint(f"{path} of {store.url} was {commit.decision}: {commit.reason}")
     where = f"{path}/commit.json"
+    if commit.kind not in READABLE:
+        raise Unsupported(f"{where} is of kind {commit.kind}, which this version of holdfast cannot load: upgrade it")
     parts = []
     for ref in commit.parts:
         if not safe_path(ref.path, where).startswith(f"{path}/"):

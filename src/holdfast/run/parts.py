@@ -44,7 +44,7 @@ def read_part(store: Store, path: str, digest: str | None = None, *, follow: boo
         raise Corrupt(f"{path} is not an index: {error}", file=path) from error
     try:
         part = msgspec.json.decode(columns.pop("part.json").tobytes(), type=Part)
-    except (KeyError, msgspec.DecodeError) as error:
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Corrupt(f"{path} does not say who wrote it: {error}", file=path) from error
     if follow and (source := metadata.get("layout_of")):
         layout, _, _ = read_part(store, safe_path(source, path), follow=False)

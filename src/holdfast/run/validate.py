@@ -15,11 +15,10 @@ from ..errors import Corrupt, HoldfastError, Refused, Unsupported
 from ..format.codec import known
 from ..format.columns import Array
 from ..format.digest import DIGEST_BYTES
-from ..format.index import NO_DIGEST, Index
+from ..format.index import MAX_NDIM, NO_DIGEST, Index
 from ..format.names import dotted, owner_of
 from .cover import prove_cover
 
-_MAX_NDIM = 64
 _MAX_BYTES = 1 << 62
 _STRINGS = ("tensor.name", "tensor.path", "dtype.name", "role.name", "codec.json", "file.path", "file.stamp")
 _ROWS = {
@@ -99,7 +98,7 @@ def _check_tensors(index: Index) -> None:
         raise Corrupt("names of tensors are not sorted, or stand twice")
     entries = np.diff(index.columns["tensor.entries"]).tolist()
     for tensor, count in zip(tensors, entries, strict=True):
-        if len(tensor.shape) > _MAX_NDIM or _bytes(tensor.shape, tensor.dtype.itemsize) > _MAX_BYTES:
+        if len(tensor.shape) > MAX_NDIM or _bytes(tensor.shape, tensor.dtype.itemsize) > _MAX_BYTES:
             raise Corrupt(f"{tensor.name} has the impossible shape {list(tensor.shape[:8])}", tensor=tensor.name)
         if not tensor.path or tensor.path[0] != tensor.role or dotted(tensor.path) != tensor.name:
             raise Corrupt(f"{tensor.name} does not lie where its path says", tensor=tensor.name)
@@ -111,9 +110,8 @@ def _check_tensors(index: Index) -> None:
 
 def _check_files(index: Index) -> None:
     files = index.files()
-    paths = [f.path for f in files]
-    if len(set(paths)) != len(paths):
-        raise Corrupt("a file stands in the table twice")
+    if len({f.path for f in set(files)}) != len(set(files)):  # equal rows are what several writers referred to
+        raise Corrupt("a file stands in the table twice, with different sizes or owners")
     for file in files:
         if not 0 <= file.header_bytes <= file.nbytes:
             raise Corrupt(f"{file.path} has {file.nbytes} bytes and a header of {file.header_bytes}")

@@ -83,7 +83,7 @@ def write_step(
             raise
         except Unavailable as error:
             is_decided = True  # or not: nobody guesses, and nothing is taken away that others may have seen
-            raise _undecided(store, folder, record) from error
+            raise _undecided(store, folder, record, error) from error
         is_decided = True
         return Written(Step(record.step, record.attempt, folder, record), (holder, columns), placed.probes)
     except FileNotFoundError as error:
@@ -94,15 +94,13 @@ def write_step(
                 store.delete_dir(folder)
 
 
-def _undecided(store: Store, folder: str, record: Commit) -> Unavailable:
+def _undecided(store: Store, folder: str, record: Commit, cause: Unavailable) -> Unavailable:
     """The error for a decision whose answer was lost or bad. What is certainly not committed is removed.
 
     A record that is visible after all is not synced again: after a failed fsync a second one may succeed and mean nothing.
     """
     if read_record(store, f"{folder}/commit.json", Commit) == record:
-        return Unavailable(
-            f"step {record.step} is visible in {store.url}, but may not survive a power cut: its commit was not confirmed"
-        )
+        return type(cause)(f"step {record.step} is visible in {store.url}, but its commit was not confirmed: {cause}")
     with contextlib.suppress(HoldfastError):
         store.delete_dir(folder)
-    return Unavailable(f"the commit of step {record.step} could not be written to {store.url}; the step does not exist")
+    return type(cause)(f"the commit of step {record.step} could not be written, and the step does not exist: {cause}")

@@ -44,6 +44,8 @@ def _translated(doing: str, path: str) -> Iterator[None]:
         yield
     except (FileNotFoundError, FileExistsError):
         raise
+    except ValueError as error:
+        raise Unavailable(f"cannot {doing} {path!r}: {error}") from error
     except OSError as error:
         what = os.strerror(error.errno) if error.errno else str(error)
         if error.errno in _FULL:
