@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from . import codec as codecs
 from .columns import Array, Columns, Strings, unpack
 from .digest import ALGORITHM, DIGEST_BYTES, Running
 from .dtypes import Dtype, dtype
-from .names import path_of, safe_path
+from .names import dotted, path_of, safe_path
 from .records import FEATURES, FORMAT
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_NDIM = 64
+_MAX_BYTES = 1 << 62
 NO_DIGEST, XXH3_128 = 0, 1
 FRESH = ("chunk.digest", "chunk.algorithm", "file.")
 """Columns that every step writes anew; all others are layout, and may be those of an earlier step's index."""
@@ -183,7 +185,7 @@ class Index:
             )
             self._check_tensor(tensor)
             return tensor
-        except (IndexError, ValueError, TypeError) as error:
+        except (IndexError, ValueError, TypeError, RecursionError) as error:
             raise Corrupt(f"row {row} of the tensor table of {self.path} is damaged: {error}", file=self.path) from error
 
     def tensors(self) -> list[TensorRow]:
@@ -207,19 +209,37 @@ class Index:
                         zip(self.names.all(), paths, dtypes, bounds[:-1], bounds[1:], roles, owner, alias, strict=True)
                     )
                 ]
-            except (IndexError, ValueError, TypeError) as error:
+            except (IndexError, ValueError, TypeError, RecursionError) as error:
                 raise Corrupt(f"the tensor table of {self.path} is damaged: {error}", file=self.path) from error
+            names = [tensor.name.encode() for tensor in self._tensors]
+            if any(a >= b for a, b in pairwise(names)):
+                raise Corrupt(f"names of tensors in {self.path} are not sorted, or stand twice", file=self.path)
             for tensor in self._tensors:
                 self._check_tensor(tensor)
         return self._tensors
 
     def _check_tensor(self, tensor: TensorRow) -> None:
-        if min(tensor.shape, default=0) < 0 or not -1 <= tensor.alias < len(self) or not -1 <= tensor.owner < len(self):
+        """Refuse a tensor that cannot be: checked when it is asked for, so that opening a large index stays cheap."""
+        is_possible = min(tensor.shape, default=0) >= 0 and len(tensor.shape) <= MAX_NDIM
+        is_possible &= -1 <= tensor.alias < len(self) and -1 <= tensor.owner < len(self)
+        if not is_possible or math.prod(max(d, 1) for d in tensor.shape) * tensor.dtype.itemsize > _MAX_BYTES:
             raise Corrupt(
-                f"{tensor.name} has an impossible shape, alias or owner in {self.path}",
-                file=self.path,
-                tensor=tensor.name,
+                f"{tensor.name} has an impossible shape, alias or owner in {self.path}", file=self.path, tensor=tensor.name
             )
+        is_plain = all(type(part) is str for part in tensor.path) and ".".join(tensor.path) == tensor.name
+        if not tensor.path or tensor.path[0] != tensor.role or not (is_plain or dotted(tensor.path) == tensor.name):
+            raise Corrupt(f"{tensor.name} does not lie where its path says in {self.path}", file=self.path, tensor=tensor.name)
+        if tensor.alias >= 0 and tensor.alias != tensor.row:
+            other, entries = (
+                self.tensor(tensor.alias) if self._tensors is None else self._tensors[tensor.alias],
+                self.entries(tensor),
+            )
+            if other.alias >= 0 or len(entries) or (other.dtype, other.shape) != (tensor.dtype, tensor.shape):
+                raise Corrupt(
+                    f"{tensor.name} cannot share the memory of {other.name} in {self.path}", file=self.path, tensor=tensor.name
+                )
+        elif tensor.alias >= 0:
+            raise Corrupt(f"{tensor.name} is an alias of itself in {self.path}", file=self.path, tensor=tensor.name)
 
     def check_offsets(self, name: str, total: int) -> None:
         """Offsets begin at 0, never fall, and end at `total`; compared, not subtracted, so that nothing can wrap around."""
