@@ -143,7 +143,8 @@ def test_the_process_ends_with_the_exit_code(run: Path, flip, words, code) -> No
 
 def test_an_interrupt_ends_it_with_130_and_one_line(run: Path) -> None:
     code = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in its background with it ignored
 from holdfast.cli import ls, main
 ls.find_run = lambda address: (print("ready", flush=True), time.sleep(60))
 sys.exit(main(["ls", "x"]))
