@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .judge import Judge, workplace
+from .judge import Judge, scratch_place
 from .recorder import Recording
 from .scenarios import record_all
 
@@ -19,6 +19,6 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Recording]
 
 @pytest.fixture(scope="session")
 def judge() -> Iterator[Judge]:
-    directory = workplace()
+    directory = scratch_place()
     yield Judge(directory)
     shutil.rmtree(directory, ignore_errors=True)

@@ -90,7 +90,7 @@ def _continue(path: Path, facts: Facts) -> list[str]:
     return found
 
 
-def workplace() -> Path:
+def scratch_place() -> Path:
     """A new directory for rebuilding: in memory where there is such a filesystem."""
     memory = Path("/dev/shm")
     return Path(tempfile.mkdtemp(prefix="crash-matrix-", dir=memory if os.access(memory, os.W_OK) else None))

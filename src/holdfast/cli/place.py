@@ -73,16 +73,10 @@ def open_found(place: Place, step: Step) -> Checkpoint | None:
     Raises:
         Corrupt: a file that its record names is not there.
     """
-    from ..loading.checkpoint import open_step
+    from ..api import open_and_lock
 
     try:
-        checkpoint = open_step(place.store, step.path, step.commit)
-        try:
-            checkpoint.open_files()
-        except BaseException:
-            checkpoint.close()
-            raise
-        return checkpoint
+        return open_and_lock(place.store, step)
     except FileNotFoundError as error:
         if not any(s.path == step.path for s in place.history.look().steps):
             return None
