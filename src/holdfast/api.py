@@ -112,7 +112,10 @@ def save(
     select: str | Sequence[str] | None = None,
     recycle: bool = True,
 ) -> Handle:
-    """Save a state as one step of a run. Durable and committed when it returns; after an error the step does not exist.
+    """Save a state as one step of a run. Durable and committed when it returns.
+
+    After an error the step does not exist, unless the error says that it is visible and its commit was not confirmed (the disk
+    failed while the last record was made durable).
 
     Args:
         run: a directory, made if missing, `memory://NAME`, or a store.

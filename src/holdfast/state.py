@@ -14,13 +14,13 @@ from .format import values
 from .format.digest import Running, digest
 from .format.names import dotted, stored_path
 from .live import Live
+from .loading.checkpoint import NODE
 from .parts import add_part, add_random_generators, parameter_names
 from .patterns import matches_any
 from .run.contents import Contents, TensorItem
 from .tensors import TensorSource, dtype_name, logical_digest
 from .tree import Path
 
-NODE = "$node"
 _LASTING = (torch.nn.Module, torch.optim.Optimizer)
 _touched: MutableMapping[Any, str | None] = weakref.WeakKeyDictionary()
 """Parts that a failed load has left half filled, and why: they may come back in another State."""

@@ -21,7 +21,6 @@ from .format.names import Key, dotted, key_part
 
 Path = tuple[Any, ...]
 Put = Callable[[Any], None]
-NODES = ("list", "tuple", "odict", "ndarray", "generator")
 
 
 @dataclass(frozen=True, slots=True)

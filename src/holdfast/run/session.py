@@ -1,6 +1,7 @@
 """One attempt's writing: each save is an intent, data files, an index part, and a decision, in this order.
 
-After any error the step does not exist, what was written of it is gone, and everything committed before is as it was.
+After an error everything committed before is as it was, and the step does not exist, unless the error says that it is visible and
+its commit was not confirmed.
 """
 
 from __future__ import annotations

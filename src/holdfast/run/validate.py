@@ -16,6 +16,7 @@ from ..format.columns import Array
 from ..format.digest import DIGEST_BYTES
 from ..format.index import NO_DIGEST, Index
 from ..format.names import owner_of
+from ..format.records import StepRef
 from .cover import prove_cover
 
 _STRINGS = ("tensor.name", "tensor.path", "dtype.name", "role.name", "codec.json", "file.path", "file.stamp")
@@ -99,7 +100,7 @@ def _check_files(index: Index) -> None:
     for file in files:
         if not 0 <= file.header_bytes <= file.nbytes:
             raise Corrupt(f"{file.path} has {file.nbytes} bytes and a header of {file.header_bytes}")
-        if not file.is_foreign and (owner := owner_of(file.path)) != (type(owner))(file.step, file.attempt):
+        if not file.is_foreign and owner_of(file.path) != StepRef(file.step, file.attempt):
             raise Corrupt(f"{file.path} is not a file of step {file.step}, attempt {file.attempt}")
 
 

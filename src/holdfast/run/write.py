@@ -47,7 +47,8 @@ def write_step(
     recycle: bool = True,
     may_commit: Callable[[Commit, set[str]], bool] = lambda record, needed: True,
 ) -> Written | None:
-    """Write and commit a step; durable on return. After an error, or None, nothing of it is left.
+    """Write and commit a step; durable on return. After None, or an error, nothing of it is left, except where the error says
+    that the step is visible and its commit was not confirmed: then it is whole, and may not survive a power cut.
 
     Args:
         record: what the commit record says besides what is written here.
