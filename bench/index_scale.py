@@ -15,14 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
+import holdfast
 from holdfast.format.columns import Columns, Strings
-from holdfast.format.index import Index
-from holdfast.run.decide import publish_part
-from holdfast.run.parts import Part, read_part
+from holdfast.format.records import Commit
+from holdfast.run.cover import prove_cover
+from holdfast.run.decide import combine, decide, publish_part
+from holdfast.run.history import History, claim_attempt, create_run
+from holdfast.run.parts import Part
 from holdfast.store.local import LocalStore
+from holdfast.version import VERSION
 
 CHUNKS_IN_A_TENSOR = 25
 CHUNK_BYTES = 4 << 20
+FOLDER = "steps/0000000001-a0001"
 
 
 def columns_of(chunks: int) -> Columns:
@@ -61,20 +66,41 @@ def columns_of(chunks: int) -> Columns:
     return columns
 
 
+def write(store: LocalStore, columns: Columns) -> int:
+    """Publish the index and commit the step, as a save does after its data files; returns the bytes of the index."""
+    run = create_run(store, VERSION).run
+    claim_attempt(History(store), run, "start", None, None)
+    part = Part(writer="n0000", step=1, attempt=1, roles={"optimizer": "optimizer"})
+    ref, _ = publish_part(store, FOLDER, part, columns)
+    record = Commit(decision="committed", run=run, step=1, attempt=1, created=time.time())
+    record, index = combine(record, [(columns, part, ref)], FOLDER)
+    prove_cover(index)
+    decide(store, FOLDER, record)
+    return ref.bytes
+
+
+def make_data_files(root: str, columns: Columns) -> None:
+    """Files of the sizes that the index names, without blocks: opening a step opens its files, and reads nothing of them."""
+    for path, nbytes in zip(Strings.read(columns, "file.path"), columns["file.bytes"].tolist(), strict=True):
+        (Path(root) / path).parent.mkdir(parents=True, exist_ok=True)
+        with open(Path(root) / path, "wb") as file:
+            file.truncate(nbytes)
+
+
 def main() -> None:
     chunks = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
     columns = columns_of(chunks)
     wanted = f"optimizer.model.layers.77.experts.{chunks // CHUNKS_IN_A_TENSOR // 256}.w.exp_avg"
     with tempfile.TemporaryDirectory(dir=Path(__file__).parent) as folder:
-        store = LocalStore(folder)
+        make_data_files(folder, columns)
+        tensors = len(columns["tensor.dtype"])
         start = time.perf_counter()
-        ref, _ = publish_part(store, "steps/0000000001-a0001", Part(writer="n0000", step=1, attempt=1), columns)
+        nbytes = write(LocalStore(folder), columns)
         written = time.perf_counter()
         del columns
-        read, _, _ = read_part(store, ref.path, ref.digest)
-        index = Index(read, ref.path)
-        tensor = index.tensor(index.find(wanted))
-        found = index.chunks(index.entries(tensor)[0], tensor.row)
+        with holdfast.open(folder) as checkpoint:
+            tensor = checkpoint.tensor(wanted)
+            found = checkpoint.index.chunks(checkpoint.index.entries(tensor)[0], tensor.row)
         done = time.perf_counter()
     assert tensor.name == wanted
     assert len(found) == CHUNKS_IN_A_TENSOR
@@ -82,8 +108,8 @@ def main() -> None:
         json.dumps(
             {
                 "chunks": chunks,
-                "tensors": len(index),
-                "file_bytes": ref.bytes,
+                "tensors": tensors,
+                "file_bytes": nbytes,
                 "write_seconds": round(written - start, 3),
                 "open_and_search_seconds": round(done - written, 3),
                 "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
