@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -25,6 +26,7 @@ from .records import FEATURES, FORMAT
 MAX_CHUNK_BYTES = 64 << 20
 MAX_NDIM = 64
 _MAX_BYTES = 1 << 62
+_BLOCK_ROWS = 1 << 20
 NO_DIGEST, XXH3_128 = 0, 1
 FRESH = ("chunk.digest", "chunk.algorithm", "file.")
 """Columns that every step writes anew; all others are layout, and may be those of an earlier step's index."""
@@ -104,6 +106,11 @@ class Chunks:
     def __len__(self) -> int:
         return len(self.entry)
 
+    def blocks(self, overlap: int = 0) -> Iterator[Chunks]:
+        """Views of a million chunks at a time, each with the last `overlap` of the one before, so that temporaries stay small."""
+        for low in range(0, len(self), _BLOCK_ROWS):
+            yield self.take(slice(max(0, low - overlap), low + _BLOCK_ROWS))
+
     def take(self, rows: Any) -> Chunks:
         return Chunks(*(getattr(self, name)[rows] for name in self.__slots__))
 
@@ -159,7 +166,7 @@ class Index:
         found = self.columns.get(name)
         if found is None:
             kind, value = _DEFAULTS[name]
-            return np.full(stop - start, value, kind)
+            return np.broadcast_to(np.array(value, kind), (stop - start,))
         return found[start:stop]
 
     def find(self, name: str) -> int:
@@ -284,8 +291,8 @@ class Index:
         self.check_offsets("entry.chunks", self.chunk_count)
         entries = np.diff(self.columns["tensor.entries"])
         counts = np.diff(self.columns["entry.chunks"])
-        tensor_of_entry = np.repeat(np.arange(len(self)), entries)
-        entry = np.repeat(np.arange(len(counts)), counts)
+        tensor_of_entry = np.repeat(np.arange(len(self), dtype=np.int32), entries)
+        entry = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         self._chunks = self._chunk_rows(0, self.chunk_count, tensor_of_entry[entry], entry)
         return self._chunks
 
@@ -335,13 +342,12 @@ class Index:
             )  # fmt: skip
         except KeyError as error:
             raise Corrupt(f"{self.path} lacks the column {error}", file=self.path) from None
-        self._check(chunks)
+        for block in chunks.blocks():
+            self._check(block)
         return chunks
 
     def _check(self, chunks: Chunks) -> None:
         """Refuse chunks that leave their file, name no file, or are larger than the format allows."""
-        if not len(chunks):
-            return
         if (chunks.algorithm > XXH3_128).any():
             raise Unsupported(f"{self.path} has digests of an algorithm that is not known here; upgrade holdfast to read it")
         if int(chunks.codec.max()) >= len(self.codecs):

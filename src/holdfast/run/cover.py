@@ -59,8 +59,11 @@ def _prove_chunks(index: Index, tensor_of_entry: Array) -> None:
     np.cumsum(columns["chunk.raw_bytes"], out=total[1:])
     bounds = columns["entry.chunks"]
     bad = total[bounds[1:]] - total[bounds[:-1]] != wanted
-    misplaced = total[:-1] - np.repeat(total[bounds[:-1]], np.diff(bounds)) != columns["chunk.raw_start"]
-    bad[np.repeat(np.arange(len(ndim)), np.diff(bounds))[misplaced]] = True
+    low = 0
+    for block in index.all_chunks().blocks():
+        misplaced = total[low : low + len(block)] - total[bounds[block.entry]] != block.raw_start
+        bad[block.entry[misplaced]] = True
+        low += len(block)
     if bad.any():
         first = int(np.flatnonzero(bad)[0])
         name = index.names[int(tensor_of_entry[first])]

@@ -14,7 +14,7 @@ from ..errors import Corrupt, HoldfastError, Refused, Unsupported
 from ..format.codec import known
 from ..format.columns import Array
 from ..format.digest import DIGEST_BYTES
-from ..format.index import NO_DIGEST, Index
+from ..format.index import NO_DIGEST, Chunks, Index
 from ..format.names import owner_of
 from ..format.records import StepRef
 from .cover import prove_cover
@@ -106,34 +106,47 @@ def _check_files(index: Index) -> None:
 
 def _check_chunks(index: Index) -> None:
     chunks = index.all_chunks()
-    if not len(chunks):
-        return
-    stored, raw = chunks.stored_bytes.astype(np.int64), chunks.raw_bytes.astype(np.int64)
-    file, offset = chunks.file.astype(np.int64), chunks.offset.astype(np.int64)
+    is_sorted = all(_in_file_order(block) for block in chunks.blocks(overlap=1))
+    for block in chunks.blocks(overlap=1):
+        _check_block(index, block, is_sorted)
+    if not is_sorted:
+        order = np.lexsort((chunks.offset, chunks.file))
+        _refuse(index, chunks.take(order).tensor, _over_the_one_before(chunks.take(order)), "lies over another one")
+
+
+def _check_block(index: Index, chunks: Chunks, is_sorted: bool) -> None:
+    file = chunks.file.astype(np.int64)
     is_raw = np.array([c.name == "raw" for c in index.codecs])[chunks.codec.astype(np.int64)]
-    sizes = np.array([d.itemsize for d in index.dtypes], np.int64)[index.columns["tensor.dtype"].astype(np.int64)]
-    in_header = offset < index.columns["file.header_bytes"][file]
-    order = np.lexsort((offset, file))
-    over = np.zeros(len(order), bool)
-    over[order[1:]] = (file[order[1:]] == file[order[:-1]]) & (offset[order[1:]] < (offset + stored)[order[:-1]])
-    foreign = index.columns["file.attempt"][file] < 0
+    sizes = np.array([d.itemsize for d in index.dtypes], np.int64)[index.columns["tensor.dtype"][chunks.tensor]]
+    is_foreign = index.columns["file.attempt"][file] < 0
     for what, bad in (
-        ("has other stored than raw bytes", is_raw & (stored != raw)),
-        ("holds nothing", raw == 0),
-        ("cuts an element", raw % sizes[chunks.tensor.astype(np.int64)] != 0),
-        ("lies in its file's header", in_header),
-        ("lies over another one", over),
-        ("has no digest", (chunks.algorithm == NO_DIGEST) & ~foreign),
+        ("has other stored than raw bytes", is_raw & (chunks.stored_bytes != chunks.raw_bytes)),
+        ("holds nothing", chunks.raw_bytes == 0),
+        ("cuts an element", chunks.raw_bytes % sizes != 0),
+        ("lies in its file's header", chunks.offset < index.columns["file.header_bytes"][file]),
+        ("has no digest", (chunks.algorithm == NO_DIGEST) & ~is_foreign),
         ("has a base, which no codec here uses", chunks.base >= 0),
+        ("lies over another one", _over_the_one_before(chunks) if is_sorted else np.zeros(0, bool)),
     ):
         _refuse(index, chunks.tensor, bad, what)
 
 
+def _in_file_order(chunks: Chunks) -> bool:
+    file, offset = chunks.file, chunks.offset
+    return bool(((file[1:] > file[:-1]) | ((file[1:] == file[:-1]) & (offset[1:] >= offset[:-1]))).all())
+
+
+def _over_the_one_before(chunks: Chunks) -> Array:
+    """For chunks in file order, whether each begins before the one before it ends."""
+    over = np.zeros(len(chunks), bool)
+    over[1:] = (chunks.file[1:] == chunks.file[:-1]) & (chunks.offset[1:] < (chunks.offset + chunks.stored_bytes)[:-1])
+    return over
+
+
 def _refuse(index: Index, tensor_of: Array, bad: Array, what: str) -> None:
     if bad.any():
-        row = int(np.flatnonzero(bad)[0])
-        name = index.names[int(tensor_of[row])]
-        raise Corrupt(f"chunk {row}, of {name}, {what}", tensor=name)
+        name = index.names[int(tensor_of[int(np.flatnonzero(bad)[0])])]
+        raise Corrupt(f"a chunk of {name} {what}", tensor=name)
 
 
 def check_values(pairs: object, where: str) -> None:
