@@ -4,6 +4,7 @@
 #   make test        every test;  make test-fast leaves out the slow ones
 #   make check       lint, format and types
 #   make bench       SIZE=full|small ROUNDS=n: beside other libraries, on this disk
+#   make bench-ranks the same for two ranks, and one that loads what they saved
 #   make soak        the crash tests for a long time
 #   make docs        build the pages into site/
 #   make clean       remove all that the above made
@@ -21,7 +22,7 @@ SOURCES := src tests bench examples
 # pip may not run twice at once in one environment.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast check format bench soak docs clean help
+.PHONY: demo test test-fast check format bench bench-ranks soak docs clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -29,7 +30,7 @@ help:
 demo: $(VENV)/.ready-demo
 	$(BIN)/holdfast demo $(ARGS)
 
-test: $(VENV)/.ready-test
+test: $(VENV)/.ready-test $(VENV)/.ready-deepspeed
 	$(BIN)/python -m pytest $(ARGS)
 
 test-fast: $(VENV)/.ready-test
@@ -47,7 +48,10 @@ format: $(VENV)/.ready-dev
 bench: $(VENV)/.ready-bench
 	$(BIN)/python -m bench --size $(SIZE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
-soak: $(VENV)/.ready-test
+bench-ranks: $(VENV)/.ready-bench
+	$(BIN)/python -m bench.ranks --size $(SIZE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
+soak: $(VENV)/.ready-test $(VENV)/.ready-deepspeed
 	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout=0 $(ARGS)
 
 docs: $(VENV)/.ready-docs
@@ -74,6 +78,12 @@ $(VENV)/.ready-docs: $(VENV)/.ready-venv
 
 $(VENV)/.ready-test: $(VENV)/.ready-torch pyproject.toml
 	$(PIP) --editable '.[test,demo]'
+	@touch $@
+
+# Builds against the torch that is installed; where it cannot be had, the tests of live DeepSpeed jobs skip.
+$(VENV)/.ready-deepspeed: $(VENV)/.ready-test
+	$(PIP) setuptools wheel
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(PIP) --no-build-isolation deepspeed || echo "make: no DeepSpeed; its tests skip" >&2
 	@touch $@
 
 $(VENV)/.ready-bench: $(VENV)/.ready-torch pyproject.toml bench/requirements.txt

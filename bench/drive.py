@@ -13,28 +13,25 @@ import gc
 import multiprocessing
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import measure
+from bench.channel import Failed, hear
 from bench.disk import Disk
-from bench.methods import METHODS
+from bench.methods import Method
 from bench.state import SIZES, Segment, TrainingState
-from bench.worker import main as serve
+from bench.worker import main as work
 
 DISK = "disk"
-
-
-class Failed(Exception):
-    """A method cannot go on; the message is the reason, for the reader of the table."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """What to run."""
 
-    methods: tuple[str, ...]
+    methods: Mapping[str, type[Method]]
     rounds: int
     size: str
     directory: Path
@@ -54,6 +51,7 @@ class Result:
 
     key: str
     title: str
+    is_ours: bool = False
     values: dict[str, list[float]] = field(default_factory=dict)
     """All values by column, a value a round, in the order of the rounds; seconds and bytes."""
     failure: str | None = None
@@ -71,8 +69,8 @@ class Worker:
         self._channel, theirs = spawn.Pipe()
         self._timeout_seconds = plan.timeout_seconds
         self._process = spawn.Process(
-            target=serve,
-            args=(theirs, key, plan.size, segment, digest, plan.directory / key, plan.directory / f"{key}.log"),
+            target=work,
+            args=(theirs, plan.methods[key], plan.size, segment, digest, plan.directory / key, plan.directory / f"{key}.log"),
         )
         self._process.start()
         theirs.close()
@@ -86,31 +84,20 @@ class Worker:
     def wait_until_ready(self) -> None:
         """Until the library is imported; raises `Failed` if it cannot be."""
         if not self._is_ready:
-            self._receive("import")
+            hear(self._channel, "import", self._timeout_seconds)
             self._is_ready = True
 
     def ask(self, command: str, **options: bool) -> dict[str, float]:
         self.wait_until_ready()
         self._channel.send((command, options))
-        return self._receive(command)
+        values: dict[str, float] = hear(self._channel, command, self._timeout_seconds)
+        return values
 
     def warm_up(self) -> None:
         """The unmeasured first call of each kind."""
         self.ask("save")
         self.ask("load", cold=False)
         self.ask("load_one", cold=False)
-
-    def _receive(self, command: str) -> dict[str, float]:
-        if not self._channel.poll(self._timeout_seconds):
-            raise Failed(f"{command}: no answer in {self._timeout_seconds:.0f} s")
-        try:
-            outcome, result = self._channel.recv()
-        except (EOFError, ConnectionError):
-            raise Failed(f"{command}: its process ended") from None
-        if outcome == "failed":
-            raise Failed(f"{command}: {result}")
-        values: dict[str, float] = result
-        return values
 
     def end(self) -> None:
         self._channel.close()
@@ -124,7 +111,7 @@ class Driver:
     """Holds the processes, and the results as they grow."""
 
     def __init__(self, plan: Plan, segment: Segment, report: Callable[[str], None]) -> None:
-        self.results = {key: Result(key, METHODS[key].title) for key in plan.methods}
+        self.results = {key: Result(key, method.title, method.package == "holdfast") for key, method in plan.methods.items()}
         self.disk = Result(DISK, "the disk alone")
         self._plan = plan
         self._segment = segment
@@ -175,7 +162,7 @@ class Driver:
         return self._workers[key]
 
     def _starts_anew(self, key: str) -> bool:
-        return METHODS[key].holds_a_copy and not self._plan.has_room
+        return self._plan.methods[key].holds_a_copy and not self._plan.has_room
 
     def _result(self, key: str) -> Result:
         return self.disk if key == DISK else self.results[key]

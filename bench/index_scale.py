@@ -73,7 +73,7 @@ def write(store: LocalStore, columns: Columns) -> int:
     part = Part(writer="n0000", step=1, attempt=1, roles={"optimizer": "optimizer"})
     ref, _ = publish_part(store, FOLDER, part, columns)
     record = Commit(decision="committed", run=run, step=1, attempt=1, created=time.time())
-    record, index = combine(record, [(columns, part, ref)], FOLDER)
+    record, index, _ = combine(record, [(columns, part, ref)], FOLDER)
     prove_cover(index)
     decide(store, FOLDER, record)
     return ref.bytes

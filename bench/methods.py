@@ -23,6 +23,7 @@ class Method:
     package: ClassVar[str] = "torch"
     holds_a_copy: ClassVar[bool] = False
     """It keeps a copy of the whole state between saves: its process does not stay while others are measured."""
+    loads: ClassVar[bool] = True
     reads_one_tensor: ClassVar[bool] = True
 
     def __init__(self, state: TrainingState, directory: Path) -> None:
@@ -86,7 +87,7 @@ class Holdfast(Method):
         self.holdfast.save(self.run, self.job, step=self.step, recycle=self.recycle)
 
     def load(self) -> None:
-        self.holdfast.restore(self.run, self.job)
+        self.holdfast.restore(self.run, self.job, ranks=[0])  # alone, also where others have saved with it
 
     def load_one(self, name: str) -> Tensor:
         with self.holdfast.open(self.run) as checkpoint:
@@ -162,6 +163,7 @@ class DCP(Method):
     """`torch.distributed.checkpoint.save` with its defaults, which sync files; one rank, no process group."""
 
     key, title = "dcp", "DCP save"
+    saves_alone: ClassVar[bool] = True
 
     def __init__(self, state: TrainingState, directory: Path) -> None:
         super().__init__(state, directory)
@@ -170,7 +172,7 @@ class DCP(Method):
         self.dcp = dcp
 
     def save(self) -> None:
-        self.dcp.save(self.tensors, checkpoint_id=self.directory, no_dist=True)
+        self.dcp.save(self.tensors, checkpoint_id=self.directory, no_dist=self.saves_alone)
 
     def load(self) -> None:
         self.dcp.load(self.tensors, checkpoint_id=self.directory, no_dist=True)
@@ -307,4 +309,3 @@ METHODS: dict[str, type[Method]] = {
         TorchCheckpointingAsync,
     )
 }
-OURS = ("holdfast", "holdfast_recycled")

@@ -5,7 +5,6 @@ from pathlib import Path
 import matplotlib
 
 from bench.drive import Result
-from bench.methods import OURS
 from bench.report import COLUMNS, medians
 
 PANELS = {
@@ -32,7 +31,7 @@ def draw(results: dict[str, Result], path: Path) -> None:
             if not values:
                 continue
             middle = medians(result)[column.key] / column.unit
-            axis.barh(row, middle, color=OUR_COLOUR if result.key in OURS else PEER_COLOUR)
+            axis.barh(row, middle, color=OUR_COLOUR if result.is_ours else PEER_COLOUR)
             axis.plot(values, [row] * len(values), ".", color="black", markersize=4)
             axis.annotate(f" {middle:.{column.digits}f}", (max(values), row), va="center", fontsize=8)
         axis.set_title(PANELS[column.key], fontsize=10)

@@ -3,21 +3,15 @@
 A ratio is one of medians; the range beside it is that of the rounds, each method against the other in the same round.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from bench.drive import Result
-from bench.methods import OURS
 
 MEGABYTE = 1e6
 BEST_PEER = "best peer"
-DISK_ALONE = {
-    "durable": {"holdfast": "write_fresh", "holdfast_recycled": "write_over"},
-    "load_cold": {"holdfast": "read", "holdfast_recycled": "read"},
-}
-"""Which of the disk's own values is the floor for a column."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def medians(result: Result) -> dict[str, float]:
 
 def best_peer(results: Iterable[Result], column: str) -> Result | None:
     """The peer with the lowest median; one that failed anywhere is not trusted to be the best."""
-    peers = [result for result in results if result.key not in OURS and result.failure is None and column in result.values]
+    peers = [result for result in results if not result.is_ours and result.failure is None and column in result.values]
     return min(peers, key=lambda peer: median(peer.values[column]), default=None)
 
 
@@ -111,7 +105,8 @@ def find(target: Target, results: dict[str, Result], disk: Result) -> Finding:
         theirs = peer.values[target.column] if peer else []
     elif target.against == "disk":
         name = disk.title
-        theirs = disk.values.get(DISK_ALONE[target.column][target.ours], [])
+        written = "write_over" if "recycled" in target.ours else "write_fresh"
+        theirs = disk.values.get("read" if target.column == "load_cold" else written, [])
     else:
         peer = results.get(target.against)
         name = peer.title if peer else target.against
@@ -146,15 +141,16 @@ def show_finding(finding: Finding, judge: bool) -> list[str]:
 
 
 def aligned(rows: list[list[str]]) -> str:
-    """Rows as text, the first one as heading; the first column is left-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    """Rows as a Markdown table, the first one as heading; the first column is left-aligned."""
+    widths = [max(3, *(len(row[i]) for row in rows)) for i in range(len(rows[0]))]
+    rule = ["-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines = [
-        "  ".join(
+        " | ".join(
             cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
+        )
+        for row in [rows[0], rule, *rows[1:]]
     ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    return "\n".join(f"| {line} |" for line in lines)
 
 
 def table(results: Iterable[Result]) -> str:
@@ -170,10 +166,10 @@ def table(results: Iterable[Result]) -> str:
     return aligned(rows)
 
 
-def text(record: dict[str, Any], results: dict[str, Result], disk: Result) -> str:
+def text(record: dict[str, Any], results: dict[str, Result], disk: Result, targets: Sequence[Target]) -> str:
     """The page on standard output: ratios first, then all medians, what failed, and what it was measured on."""
     judge = record["size"] == "full"
-    findings = [find(target, results, disk) for target in TARGETS]
+    findings = [find(target, results, disk) for target in targets]
     heading = ["holdfast", "against", "measured", "rounds", "target", ""]
     parts = [
         aligned([heading, *(show_finding(finding, judge) for finding in findings)]),
@@ -199,9 +195,9 @@ def text(record: dict[str, Any], results: dict[str, Result], disk: Result) -> st
     return "\n\n".join(part for part in parts if part)
 
 
-def as_json(record: dict[str, Any], results: dict[str, Result], disk: Result) -> dict[str, Any]:
+def as_json(record: dict[str, Any], results: dict[str, Result], disk: Result, targets: Sequence[Target]) -> dict[str, Any]:
     """`record` with every value, the medians and the findings."""
     return record | {
-        "findings": [asdict(find(target, results, disk)) for target in TARGETS],
+        "findings": [asdict(find(target, results, disk)) for target in targets],
         "results": {result.key: asdict(result) | {"medians": medians(result)} for result in (*results.values(), disk)},
     }

@@ -103,12 +103,10 @@ class TrainingState:
     """A model and its optimizer over a segment: what a trainer holds between two steps."""
 
     def __init__(self, size: Size, segment: Segment) -> None:
+        self.size, self.segment = size, segment
         self._mapping = segment.map()
         places, _ = layout(size)
-        self.tensors: dict[str, Tensor] = {
-            name: torch.frombuffer(self._mapping, dtype=torch.float32, count=shape.numel(), offset=offset).view(shape)
-            for name, (shape, offset) in places.items()
-        }
+        self.tensors: dict[str, Tensor] = {name: self._tensor(shape, offset) for name, (shape, offset) in places.items()}
         """Each tensor of the model and of the optimizer, by its full name; views of nothing but themselves."""
         with torch.device("meta"):
             self.model = GPT(size)
@@ -119,6 +117,9 @@ class TrainingState:
                 kind: self.tensors[f"optimizer.{name}.{kind}"] for kind in ("step", "exp_avg", "exp_avg_sq")
             }
         self.probe = probe(size)
+
+    def _tensor(self, shape: torch.Size, offset: int) -> Tensor:
+        return torch.frombuffer(self._mapping, dtype=torch.float32, count=shape.numel(), offset=offset).view(shape)
 
     def part(self, prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): tensor for name, tensor in self.tensors.items() if name.startswith(prefix)}

@@ -8,15 +8,14 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from bench import measure
-from bench.methods import METHODS, Method
+from bench.channel import serve
+from bench.methods import Method
 from bench.state import SIZES, Segment, TrainingState
 
 
@@ -61,6 +60,8 @@ class Turn:
 
         After any error the shared state is undefined; the driver fills it again.
         """
+        if not self._method.loads:
+            return {}
         self._state.clear()
         gc.collect()
         if cold:
@@ -90,8 +91,8 @@ class Turn:
         return {}
 
 
-def main(channel: Connection, key: str, size: str, segment: Segment, digest: str, directory: Path, log: Path) -> None:
-    """Serve `key` until the driver closes the channel. The library's own output goes to `log`.
+def main(channel: Connection, method: type[Method], size: str, segment: Segment, digest: str, directory: Path, log: Path) -> None:
+    """Serve `method` until the driver closes the channel. The library's own output goes to `log`.
 
     `digest` is that of the state as the driver filled it: at this moment another method may be loading into it.
     """
@@ -100,27 +101,6 @@ def main(channel: Connection, key: str, size: str, segment: Segment, digest: str
     os.dup2(output, 2)
     logging.disable(logging.WARNING)
     state = TrainingState(SIZES[size], segment)
-    turns: list[Turn] = []
-
-    def start() -> dict[str, float]:
-        turns.append(Turn(METHODS[key](state, directory), state, digest))
-        return {}
-
-    answer(channel, start, {})
-    while True:
-        try:
-            command, options = channel.recv()
-        except EOFError:
-            break
-        answer(channel, getattr(turns[0], command), options)
+    serve(channel, lambda: Turn(method(state, directory), state, digest))
     # Not by returning: threads and processes that a library has left must not keep this one alive.
     os._exit(0)
-
-
-def answer(channel: Connection, call: Callable[..., dict[str, float]], options: dict[str, Any]) -> None:
-    try:
-        values = call(**options)
-    except Exception as error:
-        channel.send(("failed", " ".join(f"{type(error).__name__}: {error}".split())))
-    else:
-        channel.send(("done", values))

@@ -1,9 +1,10 @@
-"""What the pages show is run: a page's Python blocks in one namespace, and the `$ holdfast` commands between them.
+"""What the pages show is run: a page's Python blocks in one namespace, and the commands between them.
 
-A page runs top to bottom, in a process of its own, in an empty directory. In a ```` ```console ```` block the lines that
-begin with `$ holdfast` are commands; each must end with exit code 0, or with N where it says `# exit N`. What the block
-shows of their output is not compared. A block in an HTML comment is run and not shown; one after a line
-`<!-- no-run -->`, or with `no-run` behind its language, is shown and not run.
+A page runs top to bottom, in a process of its own, in an empty directory. A block with `title="train.py"` behind its language
+is a program: it is written to that file. In a ```` ```console ```` block the lines that begin with `$ holdfast` or `$ torchrun`
+are commands; each must end with exit code 0, or with N where it says `# exit N`. What the block shows of their output is not
+compared. A block in an HTML comment is run and not shown; one after a line `<!-- no-run -->`, or with `no-run` behind its
+language, is shown and not run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,11 @@ PAGES = sorted(
 )
 
 _FENCE = re.compile(r"^([ ]*)```(\w+)([^\n`]*)\n(.*?)^\1```[ ]*$", re.MULTILINE | re.DOTALL)
+_TITLE = re.compile(r'title="([\w.-]+)"')
+_COMMANDS = {
+    "holdfast": '-m holdfast "$@"',
+    "torchrun": '-m torch.distributed.run --standalone "$@"',
+}
 _EXIT = re.compile(r"#\s*exit (\d+)\s*$")
 
 
@@ -39,14 +45,17 @@ class Block:
     code: str
     line: int
     """Of its first line of code in the page, counted from 1."""
+    file: str | None = None
+    """Where it is a program: its name."""
 
 
 def blocks_of(text: str) -> list[Block]:
     """The blocks to run, in order."""
     return [
-        Block(match[2], textwrap.dedent(match[4]), text.count("\n", 0, match.start(4)) + 1)
+        Block(match[2], textwrap.dedent(match[4]), text.count("\n", 0, match.start(4)) + 1, title[1] if title else None)
         for match in _FENCE.finditer(text)
         if match[2] in ("python", "console") and not is_only_shown(text, match)
+        for title in [_TITLE.search(match[3])]
     ]
 
 
@@ -55,12 +64,12 @@ def is_only_shown(text: str, fence: re.Match[str]) -> bool:
 
 
 def commands_of(block: Block) -> list[tuple[str, int, int]]:
-    """(command, expected exit code, line of the page) for each `$ holdfast` of a console block."""
+    """(command, expected exit code, line of the page) for each command of a console block."""
     commands = []
     lines = block.code.replace("\\\n", "\\\0").split("\n")
     line = block.line
     for text in lines:
-        if text.startswith("$ holdfast "):
+        if text.startswith(tuple(f"$ {name} " for name in _COMMANDS)):
             expected = _EXIT.search(text)
             commands.append((text[2:].replace("\\\0", " "), int(expected[1]) if expected else 0, line))
         line += 1 + text.count("\0")
@@ -71,22 +80,24 @@ PAGES_TO_RUN = [page for page in PAGES if blocks_of((ROOT / page).read_text())]
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(260)  # some pages start ranks, each of which imports torch
 @pytest.mark.parametrize("page", PAGES_TO_RUN)
 def test_the_page_runs_as_printed(page: str, tmp_path: Path) -> None:
     work, tools = tmp_path / "work", tmp_path / "bin"
     work.mkdir()
     tools.mkdir()
-    command = tools / "holdfast"
-    command.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m holdfast "$@"\n')
-    command.chmod(0o755)
+    for name, arguments in _COMMANDS.items():
+        (tools / name).write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}\n")
+        (tools / name).chmod(0o755)
     environment = os.environ | {"PATH": f"{tools}:{os.environ['PATH']}", "COLUMNS": "160", "NO_COLOR": "1"}
+    environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(
         [sys.executable, __file__, str(ROOT / page)],
         cwd=work,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=240,
     )
     assert done.returncode == 0, f"{page}\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
 
@@ -118,7 +129,9 @@ def run_page(path: Path) -> None:
     """Run one page in the current directory, in this process."""
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks_of(path.read_text()):
-        if block.language == "python":
+        if block.file is not None:
+            Path(block.file).write_text(block.code)
+        elif block.language == "python":
             # blank lines in front, so that a traceback has the page's own line numbers
             code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
             exec(code, namespace)

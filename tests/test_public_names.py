@@ -17,6 +17,7 @@ PAGE = (Path(__file__).parent.parent / "docs" / "interface.md").read_text()
 PUBLIC = {
     # saving and loading
     "State",
+    "PerRank",
     "save",
     "load",
     "restore",
@@ -202,3 +203,32 @@ def test_the_signature_is_the_one_on_the_page(dotted: str) -> None:
             assert default is None or not default or repr(default).startswith(on_page.partition("(")[0])
         else:
             assert default == eval(on_page), parameter.name
+
+
+def data_signatures() -> list[tuple[str, str]]:
+    """(dotted name, parameters) of the page's block on `holdfast.data`."""
+    block = re.search(r"## holdfast.data.*?```python\n(.*?)```", PAGE, re.DOTALL)
+    assert block
+    found, owner = [], ""
+    for line in block[1].splitlines():
+        for name, parameters in re.findall(r"(\.?\w+)\(((?:[^()]|\(\))*)\)", line.partition("#")[0]):
+            owner = owner if name.startswith(".") else name
+            found.append((f"{owner}{name}" if name.startswith(".") else name, parameters))
+    return found
+
+
+@pytest.mark.parametrize(("name", "parameters"), data_signatures(), ids=lambda text: text.partition("(")[0])
+def test_the_data_room_has_what_the_page_says(name: str, parameters: str) -> None:
+    thing: object = holdfast.data
+    for part in name.split("."):
+        thing = getattr(thing, part)
+    assert callable(thing)
+    shown = [
+        p.replace(annotation=inspect.Parameter.empty) for p in inspect.signature(thing).parameters.values() if p.name != "self"
+    ]
+    assert re.sub(r"^\(|\)( -> .*)?$", "", str(inspect.Signature(shown))) == parameters
+
+
+def test_every_public_name_of_the_data_room_is_on_the_page() -> None:
+    page = PAGE[PAGE.index("## holdfast.data") :]
+    assert [name for name in holdfast.data.__all__ if name not in page] == []

@@ -10,6 +10,8 @@ A reader's map, from the bottom up:
     policy              when to save, what to keep (pure)
     tensors, tree, live a job's state, taken apart
     loading             opening, matching, filling, the ledger
+    ranks, sharding     the ranks of the job as a team; from DTensor, FSDP1, ZeRO to boxes
+    data                samplers and loaders whose position fits any number of ranks
     parts, state        modules, optimizers, generators, objects, containers
     interop             safetensors in and out, torch out
     api, runs           the verbs; a run
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from .format.values import register
     from .loading.checkpoint import Checkpoint
     from .loading.ledger import Ledger
+    from .per_rank import PerRank
     from .policy.keep import Keep
     from .policy.save import Every
     from .runs import Run
@@ -65,6 +68,7 @@ _HOMES = {
     "NoCheckpoint": ".errors",
     "NoSpace": ".errors",
     "Overdue": ".errors",
+    "PerRank": ".per_rank",
     "Refused": ".errors",
     "Run": ".runs",
     "State": ".state",
@@ -97,6 +101,7 @@ __all__ = [
     "NoCheckpoint",
     "NoSpace",
     "Overdue",
+    "PerRank",
     "Refused",
     "Run",
     "State",
@@ -114,6 +119,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "data":
+        return importlib.import_module(".data", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     found = getattr(importlib.import_module(_HOMES[name], __name__), _CALLED.get(name, name))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .address import Address, find, parse, store_of
-from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused
+from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
+from .format.records import StepRef
 from .loading.checkpoint import Checkpoint, open_step
 from .loading.ledger import Ledger
+from .policy.durations import seconds_of
 from .run.history import History, Step
 from .runs import plain_metrics
 from .store.base import Store
@@ -17,10 +20,14 @@ from .store.locate import open_store
 from .version import libraries
 
 if TYPE_CHECKING:
+    from .loading.together import Alone, Together
     from .run.contents import Contents
+    from .run.joint import Joint
     from .run.session import Session
+    from .run.team import Team
 
 _TRIES = 5
+_joints: dict[tuple[str, tuple[int, ...]], Joint] = {}
 
 
 @dataclass
@@ -111,8 +118,13 @@ def save(
     pin: str | None = None,
     select: str | Sequence[str] | None = None,
     recycle: bool = True,
+    ranks: Sequence[int] | None = None,
+    deadline: float | str = "10m",
 ) -> Handle:
     """Save a state as one step of a run. Durable and committed when it returns.
+
+    Where torch.distributed is initialised, every rank of `ranks` calls this, with what it holds of the state; all return, or all
+    raise the same error.
 
     After an error the step does not exist, unless the error says that it is visible and its commit was not confirmed (the disk
     failed while the last record was made durable).
@@ -124,21 +136,31 @@ def save(
         metrics: numbers to keep with the step. pin: a name that keeps the step from pruning; such a step is self-contained.
         select: patterns of names to save; a step saved in part is loaded when asked for by number, never as `latest`.
         recycle: whether to write over files that pruning has retired.
+        ranks: global ranks that save together; all of the job by default.
+        deadline: seconds, or "10m": by then the outcome is known.
     Raises:
-        Refused, Superseded, Unsupported, Unavailable, NoSpace.
+        Refused, Superseded, Unsupported, Unavailable, NoSpace.  Deadline: naming the ranks that did not come.
     """
+    from .ranks import team_of
     from .run.marks import check_pin_is_free
     from .run.session import session_of
     from .state import State
 
-    store, state = open_store(run), State.of(state)
+    seconds = seconds_of(deadline, "deadline")
+    store, state, team = open_store(run), State.of(state), team_of(ranks)
+    if team is not None:
+        joint = joint_of(team, store)
+        return save_jointly(
+            joint, lambda: session_of(store, libraries(), step), state, step, seconds,
+            metrics=metrics, pin=pin, select=select, recycle=recycle,
+        )  # fmt: skip
     made = state_contents(state, select)
     if pin is not None:
         check_pin_is_free(store, pin)  # before an attempt is claimed
     return save_contents(session_of(store, libraries(), step), made, step, metrics=metrics, pin=pin, recycle=recycle)
 
 
-def state_contents(state: Any, select: str | Sequence[str] | None) -> tuple[Contents, str]:
+def state_contents(state: Any, select: str | Sequence[str] | None, ranks: tuple[int, ...] = ()) -> tuple[Contents, str]:
     """The contents of a step, and its kind: `full`, or `partial` where `select` leaves something out.
 
     Raises:
@@ -148,7 +170,7 @@ def state_contents(state: Any, select: str | Sequence[str] | None) -> tuple[Cont
 
     if state.touched:
         raise Refused(f"the live state is not to be saved: {state.touched}. Load a checkpoint into it first")
-    live = state.live()
+    live = state.live(ranks=ranks)
     contents = contents_of(live, select)
     left_out = len(contents.tensors) < len(live.tensors) or {v.role for v in live.values.values()} - contents.roles.keys()
     return contents, "partial" if left_out else "full"
@@ -180,6 +202,55 @@ def save_contents(
     return Handle(done.step, done.attempt)
 
 
+def joint_of(team: Team, store: Store) -> Joint:
+    """What this rank keeps between the saves of a team into a run."""
+    from .run.joint import Joint
+
+    known = _joints.get((store.url, team.ranks))
+    if known is None or known.team is not team:
+        known = _joints[store.url, team.ranks] = Joint(team, store)
+    known.store = store  # one that remembers nothing: the run may have been removed since, and begun anew
+    return known
+
+
+def save_jointly(
+    joint: Joint,
+    open_session: Callable[[], Session],
+    state: Any,
+    step: int,
+    seconds: float,
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    pin: str | None = None,
+    select: str | Sequence[str] | None = None,
+    recycle: bool = True,
+    refer: bool = True,
+    best: list[str] | None = None,
+) -> Handle:
+    """Save together with the other ranks of a team; see `save`."""
+    from .run.marks import check_pin_is_free
+    from .run.marks import pin as make_pin
+
+    def opened() -> Session:
+        if pin is not None:
+            check_pin_is_free(joint.store, pin)  # before an attempt is claimed
+        return open_session()
+
+    plain: dict[str, Any] = {}
+
+    def make() -> tuple[Contents, str]:
+        plain.update(plain_metrics(metrics))  # here, so that an error of it is one of all ranks
+        return state_contents(state, select, joint.team.ranks)
+
+    done = joint.save(
+        make, opened, step, seconds,
+        metrics=plain, best=best, recycle=recycle, refer=refer and pin is None,
+    )  # fmt: skip
+    if pin is not None:
+        joint.team.lead(f"pin step {step}", seconds, lambda: make_pin(joint.store, done.ref, pin))
+    return Handle(done.step, done.attempt)
+
+
 def restore(
     address: Any,
     state: Any,
@@ -192,8 +263,12 @@ def restore(
     cast: Mapping[str, Any] | None = None,
     live: str | Sequence[str] = (),
     stage: bool = False,
+    ranks: Sequence[int] | None = None,
+    deadline: float | str = "30m",
 ) -> Ledger:
-    """Fill a live state from a checkpoint, in place. Accounts for every name of the roles given.
+    """Fill a live state from a checkpoint, in place, whatever layout it was saved under. Accounts for every name of its roles.
+
+    Where torch.distributed is initialised, every rank of `ranks` calls this; all return, or all raise the same error.
 
     Args:
         address, step: which checkpoint. state: a State or a dict, as for `save`.
@@ -201,44 +276,67 @@ def restore(
         rename: stored to live names, stars kept. cast: pattern to the torch dtype that stored tensors are converted to.
         live: hyper-parameters that keep their live value, such as `lr`.
         stage: check every byte before any live tensor is touched, at the price of reading twice.
+        ranks: global ranks that load together; all of the job by default. deadline: seconds, or "30m": by then it is done.
     Returns:
-        The account of the load.
+        The account of the load, of this rank.
     Raises:
         Mismatch: names, shapes, dtypes or aliases differ; nothing was touched.
         Corrupt: stored bytes are damaged; unless `stage`, live tensors may hold wrong bytes then, and the state says so.
-        NoCheckpoint, Unavailable, Unsupported.
+        NoCheckpoint, Unavailable, Unsupported.  Deadline: naming the ranks that did not come.
     """
-    from .loading.match import Wishes
+    from .loading.restoring import restore_from
+    from .loading.together import Together
+    from .loading.wishes import Wishes
+    from .ranks import team_of
     from .state import State
 
-    with open_checkpoint(address, step=step) as checkpoint:
-        wishes = Wishes.of(select, exclude, waive, rename, cast, live)
-        return restore_from(checkpoint, State.of(state), wishes, all_roles=False, stage=stage)
+    state, seconds, team = State.of(state), seconds_of(deadline, "deadline"), team_of(ranks)
+    wishes = Wishes.of(select, exclude, waive, rename, cast, live)
+    if team is None:
+        with open_checkpoint(address, step=step) as checkpoint:
+            return restore_from(checkpoint, state, wishes, all_roles=False, stage=stage)
+    where = parse(address, step)
+    together = Together(team, f"restore of {where.at}", seconds)
+    if where.format is not None:
+        opening: Any = together.open(lambda: open_checkpoint(address, step=step))
+    else:
+        opening = open_together(together, store_of(where), lambda history: find(history, where.at))
+    with opening as checkpoint:
+        return restore_from(checkpoint, state, wishes, all_roles=False, stage=stage, ranks=together)
 
 
-def restore_from(checkpoint: Checkpoint, state: Any, wishes: Any, *, all_roles: bool, stage: bool = False) -> Ledger:
-    """Fill `state` from an open checkpoint; see `restore`."""
-    from .loading.fill import check_bytes, put, read_into
-    from .loading.match import match
-    from .loading.rates import keep_live_rates, tensor_hyper_parameters
-    from .loading.reading import first_damage
+@contextlib.contextmanager
+def open_together(together: Alone | Together, store: Store, choose: Callable[[History], Step]) -> Iterator[Checkpoint]:
+    """Open one step on all ranks of a team; the leader chooses it, and keeps it from being pruned.
 
-    live = state.live(to_fill=True)
-    matched = match(checkpoint, live, wishes, all_roles)
-    if stage and (damages := check_bytes(checkpoint, matched.fills)):
-        raise first_damage(damages, checkpoint.store.url, checkpoint.step)
-    rates, hyper = keep_live_rates(state, matched), tensor_hyper_parameters(matched)
-    state.touched = f"loading step {checkpoint.step} of {checkpoint.store.url} did not finish"
-    try:
-        matched.ledger.read_bytes = read_into(checkpoint, matched.fills)
-    except HoldfastError as error:
-        state.touched = f"loading step {checkpoint.step} of {checkpoint.store.url} failed: {error}"
-        raise
-    put(matched, live)
-    rates()
-    hyper()
-    state.touched = None
-    return matched.ledger
+    Raises:
+        NoCheckpoint, Corrupt, Unavailable: on all ranks alike.
+    """
+    from .run.marks import held
+
+    history = History(store)
+    with contextlib.ExitStack() as stack:
+
+        def choose_and_hold() -> list[int]:
+            found = stack.enter_context(held(history, choose(history).ref))
+            return [found.step, found.attempt]
+
+        ref = StepRef(*together.find(choose_and_hold))
+
+        def opened() -> Checkpoint:
+            found = history.by_ref(ref)
+            if found is None:
+                raise Unavailable(
+                    f"step {ref.step} (attempt {ref.attempt}), which the first rank has chosen, is not at {store.url} of this "
+                    "one: all ranks must reach the same storage"
+                )
+            try:
+                return open_and_lock(store, found)
+            except FileNotFoundError as error:
+                name = str(error.filename or error)
+                raise Corrupt(f"step {ref.step} of {store.url} lacks a file that its record names: {name}", file=name) from error
+
+        yield stack.enter_context(together.open(opened))
 
 
 def load(

@@ -6,33 +6,31 @@ is durable when `step` returns.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
-from .address import find
-from .api import Handle, open_and_lock, open_checkpoint, restore_from, save_contents, state_contents
-from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable, Unsupported
-from .format.names import parse_step_dir
+from .api import Handle, save_contents, save_jointly, state_contents
+from .errors import Deadline, HoldfastError, Refused, StepExists, Unavailable
 from .loading.ledger import Ledger
-from .loading.match import Wishes
+from .loading.wishes import Wishes
+from .policy.durations import seconds_of
 from .policy.keep import Keep
 from .policy.save import Every
-from .run.history import History, Step
-from .run.marks import held
+from .ranks import team_of
+from .resuming import Resumed, Resuming
+from .run.joint import Joint
 from .run.session import Session, keep_session
 from .runs import Run
 from .state import State
 from .store.locate import open_store
-from .version import libraries
 
 log = logging.getLogger("holdfast")
-_TRIES = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -64,6 +62,8 @@ class Checkpointer:
         on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise.
         recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up
             to one checkpoint's bytes of extra files.
+        ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.
+        deadline: seconds, or "10m": by then each call that ranks make together has its outcome.
     Raises:
         Unavailable: the store cannot be reached.
     """
@@ -78,6 +78,8 @@ class Checkpointer:
         init: Any = None,
         on_failure: str = "warn",
         recycle: bool = True,
+        ranks: Sequence[int] | None = None,
+        deadline: float | str = "10m",
     ) -> None:
         if on_failure not in ("warn", "raise"):
             raise ValueError(f"on_failure={on_failure!r}: warn or raise")
@@ -87,7 +89,10 @@ class Checkpointer:
         self._every, self._keep = save or Every(steps=100), keep or Keep()
         self._init = init if init is None or isinstance(init, Init) else Init(init)
         self._raises, self._recycle = on_failure == "raise", recycle
+        self._seconds, self._team = seconds_of(deadline, "deadline"), team_of(ranks)
+        self._joint = Joint(self._team, self.run.store) if self._team is not None else None
         self._session: Session | None = None
+        self._has_begun = False
         self._step: int | None = None
         self._metrics: Mapping[str, Any] | None = None
         self._saved_step = 0
@@ -129,28 +134,8 @@ class Checkpointer:
             Mismatch: nothing was touched.  Corrupt: no step is intact.  NoCheckpoint, Unavailable.
         """
         wishes = Wishes.of(None, (), waive, rename, cast, live)
-        for _ in range(_TRIES):
-            history = History(self.run.store)
-            try:
-                chosen = [find(history, at)] if at is not None else self._candidates(history)
-            except NoCheckpoint:
-                if required or at is not None:
-                    raise
-                chosen = []
-            if required and not chosen:
-                raise NoCheckpoint(f"nothing is committed in {self.run.path}")
-            if not chosen:
-                self._begin_fresh()
-                return 0
-            newest = chosen[0]
-            if at is not None:
-                with contextlib.suppress(Corrupt, Unsupported):
-                    newest = history.newest()
-            skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
-            if self._load_first_intact(history, chosen, wishes, stage, newest, skipped):
-                assert self._step is not None
-                return self._step
-        raise Unavailable(f"{self.run.path}: each step found was pruned before it could be held; is another job saving there?")
+        skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
+        return self._go_on(self._resuming().resume(at, wishes, stage, required, skipped, self._init))
 
     def step(self, n: int, *, metrics: Mapping[str, Any] | None = None) -> Handle | None:
         """Say that step `n` is complete: after optimizer, scheduler, scaler and averages. Saves if the policy says so.
@@ -163,11 +148,11 @@ class Checkpointer:
             Refused: `n` does not exceed the last step, or the run has commits and `resume` was not called.
             Superseded: a newer attempt has taken over the run.
         """
-        session = self._ready()
-        if n <= (self._step if self._step is not None else session.last_step or 0):
+        self._ready()
+        if n <= (self._step or 0):
             raise Refused(f"step({n}) after step {self._step}: steps must grow; Run.rollback goes back")
         self._step, self._metrics = n, metrics
-        if not self._every.is_due(n, self._saved_step, time.monotonic() - self._saved_at):
+        if not self._is_due(n):
             return None
         return self._save(None, None)
 
@@ -195,88 +180,55 @@ class Checkpointer:
             self._save(None, None)
         self._is_closed = True
 
-    def _candidates(self, history: History) -> list[Step]:
-        """Steps to resume from, newest first."""
-        snapshot = history.look()
-        steps = [s for s in reversed(snapshot.lineage) if s.kind != "partial"]
-        damaged = {_step_of(path): error for path, error in snapshot.damaged.items() if path.startswith("steps/")}
-        for step, error in damaged.items():
-            if not steps or (step > steps[0].step and isinstance(error, Unsupported)):
-                raise error  # what a later version wrote is not damaged: it is not passed over
-        return steps
+    def _resuming(self) -> Resuming:
+        return Resuming(self.run.store, self._state, self._team, self._seconds)
 
-    def _load_first_intact(
-        self, history: History, chosen: Sequence[Step], wishes: Wishes, stage: bool, newest: Step, skipped: Any
-    ) -> bool:
-        """Load the first of `chosen` that is intact, and begin an attempt there while it is held; False if all are gone."""
-        damaged = {_step_of(path): str(e) for path, e in history.look().damaged.items() if path.startswith("steps/")}
-        fallbacks: list[str] = []
-        last_error: HoldfastError | None = None
-        for candidate in chosen:
-            with contextlib.suppress(NoCheckpoint), held(history, candidate.ref) as found:
-                try:
-                    with open_and_lock(self.run.store, found) as checkpoint:
-                        self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=True, stage=stage)
-                except (Corrupt, FileNotFoundError) as error:
-                    last_error = error if isinstance(error, Corrupt) else Corrupt(f"step {found.step} lacks a file: {error}")
-                    fallbacks.append(str(last_error))
-                    continue
-                if newest.ref == chosen[0].ref:
-                    fallbacks = [why for step, why in damaged.items() if step > found.step] + fallbacks
-                self.ledger.fallbacks = fallbacks
-                for why in fallbacks:
-                    log.warning("passed over a damaged step: %s", why)
-                is_back = newest.ref != found.ref and not fallbacks
-                self._open(Session(self.run.store, libraries(), "rollback" if is_back else "restart", found.ref, skipped))
-                self._step = self._saved_step = found.step
-                return True
-        if last_error is not None:
-            raise last_error
-        return False
-
-    def _begin_fresh(self) -> None:
-        if self._init is not None:
-            init = self._init
-            with open_checkpoint(init.source) as checkpoint:
-                roles = sorted(checkpoint.commit.roles)
-                select = init.select or [*roles, *(f"{role}.*" for role in roles)]
-                wishes = Wishes.of(select, (), init.waive, init.rename, init.cast)
-                self.ledger = restore_from(checkpoint, self._state, wishes, all_roles=False)
-        self._open(Session(self.run.store, libraries()))
-        self._step = self._saved_step = 0
-
-    def _open(self, session: Session) -> None:
-        self._session = session
+    def _go_on(self, resumed: Resumed) -> int:
+        self.ledger = resumed.ledger or self.ledger
+        self._step = self._saved_step = resumed.step
+        self._session, self._has_begun = resumed.session, True
         self._saved_at = time.monotonic()
-        keep_session(session)
+        if self._session is not None:
+            keep_session(self._session)
+        return resumed.step
 
-    def _ready(self) -> Session:
-        if self._session is None:
+    def _ready(self) -> None:
+        """Begin a run that has no commit yet, where `resume` was not called."""
+        if self._has_begun:
+            return
+
+        def check() -> None:
             if self.run.latest() is not None:
                 raise Refused(f"{self.run.path} has commits: call resume() before step(), or Run.rollback() to go back")
             if self._init is not None:
                 raise Refused("init= is read by resume(): call it before step()")
-            self._begin_fresh()
-        assert self._session is not None
-        return self._session
+
+        self._lead("begin the run", check)
+        self._go_on(self._resuming().begin_fresh(None))
+
+    def _lead(self, name: str, work: Callable[[], T]) -> T:
+        """What `work` gives on the rank that leads."""
+        if self._team is None:
+            return work()
+        result: T = self._team.lead(name, self._seconds, work)
+        return result
+
+    def _is_due(self, n: int) -> bool:
+        """Whether step `n` is to be saved; where minutes count, the clock of the rank that leads decides."""
+
+        def is_due() -> bool:
+            return self._every.is_due(n, self._saved_step, time.monotonic() - self._saved_at)
+
+        return is_due() if self._every.minutes is None else self._lead(f"whether step {n} is due", is_due)
 
     def _save(self, pin: str | None, select: str | Sequence[str] | None, must_raise: bool = False) -> Handle | None:
-        session, step = self._ready(), self._step
-        assert step is not None
-        best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
+        self._ready()
+        assert self._step is not None
+        step = self._step
         try:
-            handle = save_contents(
-                session,
-                state_contents(self._state, select),
-                step,
-                metrics=self._metrics,
-                pin=pin,
-                recycle=self._recycle,
-                refer=not self._keep.is_kept_forever(step),
-                best=best,
-            )
-        except Unavailable as error:
-            if self._raises or must_raise:
+            handle = self._save_now(step, pin, select)
+        except (Unavailable, Deadline, StepExists) as error:
+            if self._raises or must_raise or (self._team is None and not isinstance(error, Unavailable)):
                 raise
             log.error("step %d was not saved: %s", step, error)
             warnings.warn(f"step {step} was not saved: {error}", RuntimeWarning, stacklevel=3)
@@ -286,16 +238,29 @@ class Checkpointer:
         self._prune()
         return handle
 
-    def _prune(self) -> None:
+    def _save_now(self, step: int, pin: str | None, select: str | Sequence[str] | None) -> Handle:
+        best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
+        refer = not self._keep.is_kept_forever(step)
+        if self._joint is not None:
+            return save_jointly(
+                self._joint, self._opened, self._state, step, self._seconds,
+                metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
+            )  # fmt: skip
+        made = state_contents(self._state, select)
+        return save_contents(
+            self._opened(), made, step, metrics=self._metrics, pin=pin, recycle=self._recycle, refer=refer, best=best
+        )
+
+    def _opened(self) -> Session:
         assert self._session is not None
+        return self._session
+
+    def _prune(self) -> None:
+        if self._session is None:  # another rank leads, and prunes
+            return
         self._session.check_newest()  # what an older attempt would keep is not what the newer one needs
         try:
             self.run.prune(self._keep, recycle=self._recycle)
         except HoldfastError as error:
             log.error("pruning failed, nothing was lost: %s", error)
             warnings.warn(f"pruning failed, nothing was lost: {error}", RuntimeWarning, stacklevel=4)
-
-
-def _step_of(path: str) -> int:
-    """The step of a step's directory."""
-    return (parse_step_dir(path.removeprefix("steps/")) or (0,))[0]

@@ -6,6 +6,7 @@ HoldfastError                  1
   Corrupt                      4   stored bytes are not what was captured
   Unavailable                  7   the store does not answer, or refuses
     NoSpace                    8   it does not fit
+    BoardGone                  7   the store by which ranks talk does not answer
   Deadline                     7   a wait ran out
   Superseded                   6   a newer attempt has taken over the run
   Overdue                      1   more than `lose_at_most` would be lost
@@ -65,6 +66,10 @@ class Unavailable(HoldfastError):
     """The store does not answer, or refuses: permissions, a missing directory, an input or output error."""
 
     exit_code = 7
+
+
+class BoardGone(Unavailable):
+    """The key-value store by which ranks talk does not answer; what they have decided is in the checkpoint store."""
 
 
 class NoSpace(Unavailable):

@@ -1,4 +1,4 @@
-"""Parts of a state: how modules, optimizers, random generators, objects with a state dict, and plain containers are taken apart.
+"""Parts of a state: how modules, optimizers, objects with a state dict, and plain containers are taken apart.
 
 Each function adds one part to a `Live`. Names never show a wrapper: `_orig_mod.`, `module.`, `_checkpoint_wrapped_module.`,
 `_fsdp_wrapped_module.` are left out, so that a compiled or wrapped model loads what the plain one saved.
@@ -6,17 +6,21 @@ Each function adds one part to a `Live`. Names never show a wrapper: `_orig_mod.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from .errors import Unsupported
+from .flat_state import FlatMoments, Held, add_groups, add_zero, refresh_masters
 from .format.names import dotted
-from .live import Live, LiveTensor, LiveValue
+from .live import Live, Stream
+from .per_rank import PerRank
+from .sharding import deepspeed, fsdp1
+from .sharding.local import Sharded, sharded
+from .sharding.original import Original
 from .tensors import is_lazy
 from .tree import Leaf, Path, Put
 
@@ -24,13 +28,31 @@ _PRIVATE_WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_m
 _EXTRA = "_extra_state"
 
 
-def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, owners: dict[int, str]) -> int:
+@dataclass
+class Owners:
+    """The parameters of the modules of a state, by `id` of the live ones."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    """Logical names; of tied parameters the first."""
+    inside: dict[int, list[tuple[str, Original]]] = field(default_factory=dict)
+    """Of flat ones: the names of those in it, each with where it lies."""
+
+    def add(self, role: str, module: torch.nn.Module) -> None:
+        """Add a module's; what is known already stays."""
+        self.names = parameter_names(role, module) | self.names
+        if fsdp1.contains(module):
+            clean = _clean_module_names(module)
+            for number, held in fsdp1.originals(module).items():
+                self.inside[number] = [(dotted((role, _clean_key(clean, key))), original) for key, original in held]
+
+
+def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, owners: Owners) -> int:
     """Add one part of a role; returns how many parameter groups it took.
 
     Args:
         put: replaces the part where it is held, if it is a plain value that can be; else None.
         number: parameter groups that earlier parts of this role took.
-        owners: logical names of parameters by `id`.
+        owners: the parameters of all modules.
     """
     if isinstance(part, torch.nn.Module):
         live.roles[role] = "module"
@@ -38,8 +60,13 @@ def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, own
     elif isinstance(part, torch.optim.Optimizer):
         live.roles[role] = "optimizer"
         return _add_optimizer(live, role, part, number, owners)
+    elif deepspeed.is_zero(part):
+        live.roles[role] = "optimizer"
+        return add_zero(live, role, part, number, owners.names)
+    elif isinstance(part, PerRank):
+        add_per_rank(live, role, part)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-        live.roles[role] = "object"
+        live.roles[role] = "loader" if isinstance(part, torch.utils.data.DataLoader) else "object"
         _add_object(live, role, part)
     elif put is None and not isinstance(part, (torch.Tensor, torch.Generator, np.ndarray, dict, list)):
         raise Unsupported(
@@ -67,10 +94,18 @@ def _add_module(live: Live, role: str, module: torch.nn.Module) -> None:
     clean = _clean_module_names(module)
     innermost = {name: module.get_submodule(path) for path, name in clean.items()}
     held = {_memory(t) for t in (*module.parameters(), *module.buffers()) if not is_lazy(t)}
-    for key, value in module.state_dict(keep_vars=True).items():
-        path, _, attribute = key.rpartition(".")
-        name = _join(clean[path], attribute) if path in clean else _drop_private(key)
-        if attribute == _EXTRA:
+    style = fsdp1 if fsdp1.contains(module) else deepspeed if deepspeed.contains(module) else None
+    if style is fsdp1:
+        live.after.append(lambda filled: fsdp1.refresh(module))
+    if style is deepspeed and live.to_fill:  # for a state without the optimizer; with it, this is done twice
+        for optimizer in deepspeed.optimizers_of(module):
+            deepspeed.partitions(optimizer)  # refuses what could not be brought up to date, before anything is touched
+            refresh_masters(live, optimizer, parameter_names(role, module))
+    for key, value in (style.state_dict(module) if style else module.state_dict(keep_vars=True)).items():
+        attribute, name = key.rpartition(".")[2], _clean_key(clean, key)
+        if isinstance(value, Sharded):
+            live.add_sharded(dotted((role, name)), (role, name), role, value, tied=id(value))
+        elif attribute == _EXTRA:
             live.subtrees[role, name] = innermost[name.rpartition(".")[0]].set_extra_state
             live.required.add((role, name))
             live.add_tree(value, (role, name), role)
@@ -80,6 +115,11 @@ def _add_module(live: Live, role: str, module: torch.nn.Module) -> None:
             live.add_leaf(Leaf((role, name), value, None if is_live else _module_loader(module, key)), role)
         else:
             raise Unsupported(f"{dotted((role, name))} in the module's state dict is a {type(value).__qualname__}, not a tensor")
+
+
+def _clean_key(clean: dict[str, str], key: str) -> str:
+    path, _, attribute = key.rpartition(".")
+    return _join(clean[path], attribute) if path in clean else _drop_private(key)
 
 
 def _memory(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -121,33 +161,35 @@ def _drop_private(key: str) -> str:
     return ".".join(p for p in key.split(".") if p not in _PRIVATE_WRAPPERS)
 
 
-def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, first_group: int, owners: dict[int, str]) -> int:
+def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, first_group: int, owners: Owners) -> int:
     by_name: dict[str, torch.Tensor] = {}
+    held: list[Held] = []
+    every: list[list[str]] = []
     if extra := sorted(map(str, optimizer.state_dict().keys() - {"state", "param_groups"})):
         raise Unsupported(f"the optimizer {role} keeps {', '.join(extra)} in its state dict, which would be lost; hold it apart")
     if extra := sorted(str(key) for key in optimizer.state if not isinstance(key, torch.Tensor)):
         raise Unsupported(f"the optimizer {role} has state for {', '.join(extra)}, which is no parameter; hold it apart")
     for number, group in enumerate(optimizer.param_groups, first_group):
-        members = []
+        members: list[str] = []
         for at, parameter in enumerate(group["params"]):
-            name = owners.get(id(parameter), f"param_groups.{number}.params.{at}")
+            if id(parameter) in owners.inside:
+                held.append(Held(parameter, owners.inside[id(parameter)]))
+                members += [name for name, _ in held[-1].inside]
+                continue
+            name = owners.names.get(id(parameter), f"param_groups.{number}.params.{at}")
             members.append(name)
             by_name[name] = parameter
-            owner = name if id(parameter) in owners else None
+            owner = name if id(parameter) in owners.names else None
             for key, value in optimizer.state.get(parameter, {}).items():
                 _add_moment(live, (role, name, key), value, optimizer.state[parameter], owner)
-        base = (role, "param_groups", number)
-        path = (*base, "params")
-        live.values[dotted(path)] = LiveValue(dotted(path), path, role, members, None)
-        for key, value in group.items():
-            if key != "params":
-                put = None if isinstance(value, torch.Tensor) else _item_setter(group, key)
-                live.add_leaf(Leaf((*base, key), value, put), role, is_hyper=True)
-    live.nodes.append(((role, "param_groups"), "list"))
-    moments = _Moments(role, optimizer, by_name)
+        every.append(members)
+    add_groups(live, role, optimizer.param_groups, every, first_group)
+    moments = _Moments(role, optimizer, by_name, live.rules)
     live.allocators.append(moments.allocate)
     live.placers.append(moments.place)
     live.finders.append(moments.find)
+    if held:
+        FlatMoments(role, optimizer.state, held).add(live)
     return len(optimizer.param_groups)
 
 
@@ -172,17 +214,23 @@ class _Moments:
     optimizer: torch.optim.Optimizer
     by_name: dict[str, torch.Tensor]
     """Its parameters by logical name."""
+    rules: Callable[[str, torch.Tensor], Sharded | None] | None
+    """See `Live.rules`."""
 
-    def allocate(self, path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
-        """A tensor where its parameter is; a step counter where torch has it."""
+    def allocate(self, path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, Sharded] | None:
+        """A tensor where its parameter is, and sharded as that is; a step counter where torch has it."""
         parameter = self._parameter(path)
         if parameter is None or len(path) != 3 or self.optimizer.state.get(parameter):
             return None
         group = next(g for g in self.optimizer.param_groups if any(p is parameter for p in g["params"]))
         is_counter = path[2] == "step" and not (group.get("capturable") or group.get("fused"))
-        if shape == tuple(parameter.shape) and not is_counter:
-            return torch.empty_like(parameter, dtype=dtype, requires_grad=False).detach()
-        return torch.empty(shape, dtype=dtype, device="cpu" if is_counter else parameter.device)
+        by_rule = self.rules(path[1], parameter) if self.rules is not None else None
+        if not is_counter and shape == (by_rule.shape if by_rule else tuple(parameter.shape)):
+            made = torch.empty_like(parameter, dtype=dtype, requires_grad=False).detach()
+            layout = None if by_rule is None else by_rule.layout
+        else:
+            made, layout = torch.empty(shape, dtype=dtype, device="cpu" if is_counter else parameter.device), None
+        return made, sharded(dotted(path), made) if layout is None else Sharded(shape, layout, made)
 
     def place(self, path: Path, value: Any) -> bool:
         parameter = self._parameter(path)
@@ -213,29 +261,15 @@ def _add_object(live: Live, role: str, part: Any) -> None:
     live.required.add((role,))
 
 
-def add_random_generators(live: Live, role: str = "rng") -> None:
-    """Add the states of Python's, numpy's, torch's CPU and every CUDA device's global generator."""
-    live.roles[role] = "rng"
-    live.values[f"{role}.python"] = LiveValue(f"{role}.python", (role, "python"), role, random.getstate(), random.setstate)
-    numpy_state = np.random.get_state(legacy=False)
-    assert isinstance(numpy_state, dict)
-    plain = {**numpy_state, "state": {**numpy_state["state"], "key": numpy_state["state"]["key"].tolist()}}
-    live.values[f"{role}.numpy"] = LiveValue(f"{role}.numpy", (role, "numpy"), role, plain, _set_numpy)
-    live.tensors[f"{role}.torch"] = LiveTensor(
-        f"{role}.torch", (role, "torch"), role, torch.get_rng_state(), put=torch.set_rng_state
-    )
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for device in range(torch.cuda.device_count()):
-            name = f"{role}.cuda{device}"
-            live.tensors[name] = LiveTensor(
-                name, (role, f"cuda{device}"), role, torch.cuda.get_rng_state(device), put=_cuda_setter(device)
-            )
-
-
-def _set_numpy(state: Any) -> None:
-    key = np.array(state["state"]["key"], np.uint32)
-    np.random.set_state({**state, "state": {**state["state"], "key": key}})
-
-
-def _cuda_setter(device: int) -> Callable[[torch.Tensor], None]:
-    return lambda state: torch.cuda.set_rng_state(state, device)
+def add_per_rank(live: Live, role: str, part: PerRank) -> None:
+    """Add what belongs to this rank of a part that belongs to each."""
+    ranks = live.ranks or (live.rank,)
+    places = [part.place(rank, position, live.world) for position, rank in enumerate(ranks)]
+    number, count = places[live.position]
+    holders = tuple(rank for rank, place in zip(ranks, places, strict=True) if place == (number, count))
+    live.roles[role] = "per_rank"
+    live.streams[role] = Stream(part.axis, number, count, part.reshape is not None, holders)
+    if not live.to_fill:
+        live.add_tree(part.state(), (role, part.axis, number), role)
+    live.subtrees[(role,)] = lambda tree: part.take(tree, number, count)
+    live.required.add((role,))

@@ -271,7 +271,13 @@ class Run:
         session = Session(target, libraries(), reason="copy", first_step=found.step)
         origin = {"run": found.commit.run, "step": found.step, "attempt": found.attempt}
         copied = session.save(
-            contents_of_stored(checkpoint), found.step, metrics=found.metrics, best=found.commit.best, origin=origin, refer=False
+            contents_of_stored(checkpoint),
+            found.step,
+            metrics=found.metrics,
+            best=found.commit.best,
+            origin=origin,
+            refer=False,
+            world=found.commit.world,
         )
         with open_step(target, copied.path, copied.commit) as copy:
             _compare(checkpoint, copy)

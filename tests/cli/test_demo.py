@@ -21,13 +21,17 @@ def asked(monkeypatch) -> list[tuple]:
 
 
 def test_arguments_and_exit_code_pass(command, asked) -> None:
-    ended = command("demo", "there", "--steps", 20, "--kills", 1, "--every", 4, "--seed", 7, "--keep-files", "--json")
+    ended = command(
+        "demo", "there", "--steps", 20, "--kills", 1, "--every", 4, "--seed", 7, "--keep-files", "--json", "--part", "one"
+    )
     assert ended.code == 5
-    assert asked == [(("there", 20, 1, 7, True), {"every": 4, "as_json": True})]
+    assert asked == [(("there", 20, 1, 7, True), {"every": 4, "as_json": True, "parts": ["one"]})]
 
 
 def test_the_defaults_are_those_of_the_demo(command, asked) -> None:
     from holdfast.demo import show
 
     command("demo")
-    assert asked == [((None, show.STEPS, show.KILLS, show.SEED, False), {"every": show.EVERY, "as_json": False})]
+    assert asked == [
+        ((None, show.STEPS, show.KILLS, show.SEED, False), {"every": show.EVERY, "as_json": False, "parts": show.PARTS})
+    ]

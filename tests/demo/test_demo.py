@@ -22,13 +22,16 @@ from holdfast.demo.verdict import judge
 
 @pytest.mark.slow
 def test_a_training_that_is_killed_ends_bit_equal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_demo(tmp_path, steps=40, kills=2, every=4, keep_files=True, as_json=True) == 0
+    assert run_demo(tmp_path, steps=40, kills=2, every=4, keep_files=True, as_json=True, parts=["one"]) == 0
     told = capsys.readouterr()
     result = json.loads(told.out)
-    assert len(result["kills"]) == 2
-    assert len(result["resumed"]) == 2
-    assert result["differences"] == []
-    assert result["losses_compared"] == 40 + result["steps_repeated"]
+    assert result["equal"]
+    assert result["layouts"] is None
+    one = result["one_process"]
+    assert len(one["kills"]) == 2
+    assert len(one["resumed"]) == 2
+    assert one["differences"] == []
+    assert one["losses_compared"] == 40 + one["steps_repeated"]
     assert told.err.count("killed at step") == 2
     assert "bit-equal" in told.err
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
@@ -182,11 +185,11 @@ def test_the_picture_without_matplotlib_is_an_error_that_names_the_way_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(NoMatplotlib, match="pip install"):
-        plot(story(3.0), Storm(story(3.0), []), tmp_path / "losses.png")
+        plot(tmp_path / "losses.png", (story(3.0), Storm(story(3.0), [])))
 
 
 def test_the_picture_shows_both_kinds_of_kill(tmp_path: Path) -> None:
     kills = [Kill(2, 102.0, None, 1), Kill(3, 103.0, 3, 1)]
     storm = Storm(dataclasses.replace(story(3.0, 2.5, 2.0), starts=[(0, 100.0), (1, 102.5), (1, 104.0)]), kills)
-    plot(story(3.0, 2.5, 2.0), storm, tmp_path / "losses.png")
+    plot(tmp_path / "losses.png", (story(3.0, 2.5, 2.0), storm))
     assert (tmp_path / "losses.png").stat().st_size > 10_000

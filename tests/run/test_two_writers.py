@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
@@ -221,6 +221,7 @@ def cuts(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Box]]]:
     return shape, hands
 
 
+@settings(deadline=None)
 @given(cuts())
 def test_a_step_loads_the_same_however_its_tensors_were_cut(cut: tuple[tuple[int, ...], list[list[Box]]]) -> None:
     shape, hands = cut

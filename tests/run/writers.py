@@ -49,7 +49,7 @@ def commit(store: Store, run: str, writers: Sequence[str], seconds: float = 10.0
     """What the committer does: wait for all, prove, decide."""
     parts = gather_parts(store, folder, writers, time.monotonic() + seconds)
     record = Commit(decision="committed", run=run, step=STEP, attempt=ATTEMPT, created=time.time())
-    record, index = combine(record, parts, folder)
+    record, index, _ = combine(record, parts, folder)
     prove_cover(index)
     return decide(store, folder, record)
 

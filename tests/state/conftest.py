@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from ranks.fixture import no_ranks_left  # noqa: F401
 
 
 @pytest.fixture(scope="package", autouse=True)

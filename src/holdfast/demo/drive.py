@@ -8,15 +8,15 @@ afterwards, when the process is dead and nothing moves.
 from __future__ import annotations
 
 import random
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import holdfast
+from holdfast.demo.job import Job
 from holdfast.demo.journal import Reader, Story
 from holdfast.errors import HoldfastError
 
@@ -24,6 +24,9 @@ Say = Callable[[str], None]
 
 LOOK_SECONDS = 0.0005
 """Between two looks for a save in progress: one takes some tens of milliseconds."""
+
+LAST_LINES = 50
+"""Of a log, when training fails: torchrun's own account comes after what its ranks said."""
 
 
 class TrainingFailed(HoldfastError):
@@ -65,6 +68,10 @@ class Kill:
     committed: int
     """The newest committed step at that time; 0 where there was none."""
 
+    @property
+    def place(self) -> str:
+        return "while training" if self.cut_save is None else f"inside the save of step {self.cut_save}"
+
 
 @dataclass(frozen=True, slots=True)
 class Storm:
@@ -88,10 +95,16 @@ def aims(plan: Plan) -> list[Aim]:
     ]
 
 
-def run_uninterrupted(plan: Plan, journal: Path, progress: Say) -> Story:
-    """Train from the first step to the last in one process that saves nothing."""
-    with Trainer(plan, journal, run=None, progress=progress) as trainer:
-        return trainer.finish()
+def run_both(plan: Plan, work: Path, say: Say, progress: Say) -> tuple[Story, Storm]:
+    """Train from the first step to the last in one process that saves nothing, and the same in a storm beside it.
+
+    Raises:
+        TrainingFailed: a process ended by itself before the last step.
+    """
+    journal = work / "uninterrupted.journal"
+    with Trainer(_command(plan, journal), plan, journal, None, progress) as alone:
+        storm = run_storm(plan, work / "killed.journal", work / "run", say, progress)
+        return alone.finish(), storm
 
 
 def run_storm(plan: Plan, journal: Path, run: Path, say: Say, progress: Say) -> Storm:
@@ -105,7 +118,7 @@ def run_storm(plan: Plan, journal: Path, run: Path, say: Say, progress: Say) -> 
     kills: list[Kill] = []
     waiting = aims(plan)
     while True:
-        with Trainer(plan, journal, run, progress) as trainer:
+        with Trainer([*_command(plan, journal), f"--run={run}"], plan, journal, run, progress) as trainer:
             began = trainer.begin()
             if kills:
                 say(f"resumed at step {began}: {kills[-1].step - began} steps lost, to be done again")
@@ -115,14 +128,22 @@ def run_storm(plan: Plan, journal: Path, run: Path, say: Say, progress: Say) -> 
             if kill is None:
                 return Storm(trainer.finish(), kills)
         kills.append(kill)
-        place = "while training" if kill.cut_save is None else f"inside the save of step {kill.cut_save}"
-        say(f"killed at step {kill.step}, {place}; step {kill.committed} is the newest committed")
+        say(f"killed at step {kill.step}, {kill.place}; step {kill.committed} is the newest committed")
+
+
+def _command(plan: Plan, journal: Path) -> list[str]:
+    command = [sys.executable, "-m", "holdfast.demo.train", f"--journal={journal}"]
+    return [*command, f"--steps={plan.steps}", f"--every={plan.every}", f"--seed={plan.seed}"]
 
 
 class Trainer:
-    """A training process. Leaving the context kills it if it still runs."""
+    """A training, of one process or of several. Leaving the context kills it if it still runs.
 
-    def __init__(self, plan: Plan, journal: Path, run: Path | None, progress: Say) -> None:
+    Args:
+        command: what to run. plan: what it was told to do. journal: where it writes. run: where it saves, if it does.
+    """
+
+    def __init__(self, command: Sequence[str], plan: Plan, journal: Path, run: Path | None, progress: Say) -> None:
         self._plan = plan
         self._run = run
         self._progress = progress
@@ -130,17 +151,19 @@ class Trainer:
         self._earlier_starts = len(self._reader.read().starts)
         self._earlier_saves = set(_saves(run))
         self._log = journal.with_suffix(".stderr")
-        command = [sys.executable, "-m", "holdfast.demo.train", f"--journal={journal}"]
-        command += [f"--steps={plan.steps}", f"--every={plan.every}", f"--seed={plan.seed}"]
-        command += [f"--run={run}"] if run else []
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._job = Job(command, self._log)
+
+    @property
+    def story(self) -> Story:
+        """All that is in its journal, as of the last look."""
+        return self._reader.story
 
     def begin(self) -> int:
         """Wait for the first step; the step it began at."""
         self._look_until(lambda story: len(story.starts) > self._earlier_starts)
         if len(self._reader.story.starts) == self._earlier_starts:
             raise self._failure()
+        self._job.find()
         return self._reader.story.starts[-1][0]
 
     def kill(self, aim: Aim) -> Kill | None:
@@ -150,10 +173,9 @@ class Trainer:
             patience = self._reader.story.step + 3 * self._plan.every
             self._look_until(lambda story: self._save_in_progress() or story.step >= patience, LOOK_SECONDS)
         time.sleep(aim.delay_seconds)
-        if self._process.poll() is not None:
+        if self._job.exit_code() is not None:
             return None
-        self._process.kill()
-        self._process.wait()
+        self._job.kill()
         return Kill(self._reader.read().step, time.time(), self._save_in_progress(), _newest_committed(self._run))
 
     def finish(self) -> Story:
@@ -163,8 +185,7 @@ class Trainer:
             TrainingFailed: there is no end in its journal.
         """
         self._look_until(lambda story: False)
-        self._process.wait()
-        if self._process.returncode != 0 or self._reader.read().digest is None:
+        if self._job.wait() != 0 or self._reader.read().digest is None:
             raise self._failure()
         return self._reader.story
 
@@ -172,12 +193,11 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._job.kill()
 
     def _look_until(self, seen: Callable[[Story], object], pause_seconds: float = 0.01) -> None:
         """Return when the journal shows it, or when the process has ended."""
-        while not seen(self._reader.read()) and self._process.poll() is None:
+        while not seen(self._reader.read()) and self._job.exit_code() is None:
             self._progress(f"step {self._reader.story.step} of {self._plan.steps}")
             time.sleep(pause_seconds)
         self._reader.read()
@@ -192,8 +212,8 @@ class Trainer:
         return next((step for path, step in mine.items() if step > newest), None)
 
     def _failure(self) -> TrainingFailed:
-        last_words = "\n".join(self._log.read_text().splitlines()[-20:])
-        return TrainingFailed(f"a training process ended by itself with {self._process.poll()}:\n{last_words}")
+        last_words = "\n".join(self._log.read_text().splitlines()[-LAST_LINES:])
+        return TrainingFailed(f"a training process ended by itself with {self._job.exit_code()}:\n{last_words}")
 
 
 def _saves(run: Path | None) -> dict[Path, int]:

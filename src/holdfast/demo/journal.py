@@ -10,8 +10,9 @@ floats, which name one float exactly, so comparing words is comparing bits.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,11 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a")
+
+    @classmethod
+    def on(cls, rank: int, path: Path) -> Writer:
+        """The journal of a job of several ranks is the first one's; what the others write goes nowhere."""
+        return cls(path if rank == 0 else Path(os.devnull))
 
     def start(self, step: int) -> None:
         self._line("start", step, time.time())
@@ -99,3 +105,28 @@ class Reader:
         self._offset += len(whole) + len(newline)
         for line in whole.splitlines():
             yield line.decode().split()
+
+
+class Samples:
+    """A file in which one rank writes the samples that each step reads, before it does the step."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a")
+
+    def read(self, step: int, samples: Sequence[int]) -> None:
+        self._file.write(f"{step} {' '.join(map(str, samples))}\n")
+        self._file.flush()
+
+    def __enter__(self) -> Samples:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+def samples_of(path: Path) -> dict[int, list[int]]:
+    """What one rank read in each step."""
+    lines = path.read_bytes().rpartition(b"\n")[0].splitlines() if path.exists() else []
+    numbers = ([int(word) for word in line.split()] for line in lines)
+    return {step: samples for step, *samples in numbers}

@@ -8,8 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.markup import escape
 
-STYLES = {"killed": "red", "resumed": "cyan", "differ": "bold red", "equal": "bold green"}
-"""By a word that the line has."""
+STYLES = {"differ": "bold red", "equal": "bold green", "resumed": "cyan", "killed": "red"}
+"""By a word that the line has; the first one counts."""
 
 
 class Report:
@@ -24,6 +24,14 @@ class Report:
         """A line that stays."""
         style = next((style for word, style in STYLES.items() if word in text), "")
         self._console.print(f"[dim]{self.seconds:6.1f} s[/]  [{style or 'default'}]{escape(text)}[/]")
+
+    def detail(self, text: str) -> None:
+        """A line that belongs to the one above it."""
+        self._console.print(f"{'':12}[dim]{escape(text)}[/]")
+
+    def title(self, text: str) -> None:
+        """What comes now."""
+        self._console.print(f"\n[bold]{escape(text)}[/]")
 
     def progress(self, text: str) -> None:
         """What is being done now; nothing where it could not be overwritten."""

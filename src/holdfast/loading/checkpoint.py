@@ -26,6 +26,10 @@ NODE = "$node"
 """Key of the typed JSON that says what a path holds besides a value: list, tuple, ndarray, generator, ..."""
 
 
+class ByRank(dict[int, Any]):
+    """A value that differed between the ranks that saved it, by the position of the rank among them."""
+
+
 class Checkpoint:
     """One committed step, open for reading. A context manager; reading is thread-safe.
 
@@ -59,6 +63,17 @@ class Checkpoint:
     def values(self) -> dict[str, Any]:
         """The non-tensor leaves by logical name, decoded."""
         return {name: values.decode(data, name) for name, data in self.plain_values()}
+
+    @property
+    def rank_values(self) -> dict[str, ByRank]:
+        """Non-tensor leaves that differed between the ranks that saved, by logical name."""
+        found: dict[str, ByRank] = {}
+        for rank in sorted(map(int, self.commit.rank_values)):
+            for path, data in self.commit.rank_values[str(rank)]:
+                if not (isinstance(data, dict) and NODE in data):
+                    name = dotted(path_of(path))
+                    found.setdefault(name, ByRank())[rank] = values.decode(data, name)
+        return found
 
     def plain_values(self) -> list[tuple[str, Any]]:
         """(logical name, typed JSON) of every value, without the marks of containers."""

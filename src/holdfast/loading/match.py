@@ -5,7 +5,6 @@ All differences are collected and raised as one `Mismatch`; only `waive` lets a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,48 +13,20 @@ import torch
 from ..errors import Mismatch
 from ..format import values
 from ..format.index import TensorRow
-from ..format.names import dotted, path_of
-from ..live import Live, LiveTensor, LiveValue
-from ..patterns import as_list, matches_any, near, rename, renamer
+from ..format.names import dotted
+from ..layout.layouts import Whole
+from ..live import Live, LiveTensor
+from ..patterns import matches_any, near
+from ..sharding.local import Sharded
 from ..tensors import dtype_name, overlaps_itself, torch_dtype
 from ..tree import Path
-from .checkpoint import NODE, Checkpoint
+from .checkpoint import Checkpoint
+from .groups import same_bytes, twin_of
 from .ledger import Ledger
+from .stored import Stored, stored_names
+from .wishes import Wishes
 
 _SHOWN = 40
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What the caller asked of a load."""
-
-    select: Sequence[str] = ()
-    """Empty: everything."""
-    exclude: Sequence[str] = ()
-    waive: Sequence[str] = ()
-    rename: Mapping[str, str] = field(default_factory=dict)
-    cast: Mapping[str, Any] = field(default_factory=dict)
-    """Pattern to the dtype that stored tensors are cast to; the live one must be that."""
-    live: Sequence[str] = ()
-
-    @classmethod
-    def of(
-        cls,
-        select: Any = None,
-        exclude: Any = (),
-        waive: Any = (),
-        rename: Any = None,
-        cast: Any = None,
-        live: Any = (),
-    ) -> Wishes:
-        return cls(as_list(select), as_list(exclude), as_list(waive), dict(rename or {}), dict(cast or {}), as_list(live))
-
-    def wants(self, name: str) -> bool:
-        return (not self.select or matches_any(name, self.select)) and not matches_any(name, self.exclude)
-
-    def keeps_live(self, name: str) -> bool:
-        """Whether the live hyper-parameter stays; patterns match the whole name or its last part."""
-        return matches_any(name, self.live) or matches_any(name.rpartition(".")[2], self.live)
 
 
 @dataclass
@@ -65,9 +36,18 @@ class Fill:
     name: str
     stored: TensorRow
     target: torch.Tensor
+    """What is given to the live object where it is not filled in place."""
     live: LiveTensor | None
     """None where the target was allocated."""
     path: Path
+    sharded: Sharded
+    """This rank's memory of the target."""
+    rank: int = 0
+
+    @classmethod
+    def whole(cls, name: str, stored: TensorRow, target: torch.Tensor, path: Path) -> Fill:
+        """Of a plain tensor that is not live yet."""
+        return cls(name, stored, target, None, path, Sharded(tuple(target.shape), Whole(), target))
 
 
 @dataclass
@@ -81,16 +61,12 @@ class Match:
     kept: dict[str, Any] = field(default_factory=dict)
     """Stored values of what keeps its live one."""
     ledger: Ledger = field(default_factory=Ledger)
-
-
-@dataclass
-class _Stored:
-    """The stored names as the live side would call them."""
-
-    tensors: dict[str, TensorRow]
-    values: dict[str, tuple[Path, Any]]
-    nodes: dict[Path, str]
-    paths: dict[str, Path]
+    untaken: dict[str, str] = field(default_factory=dict)
+    """What is stored and asked for, and has no place on this rank, and why."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """See `Stored.numbers`."""
+    elsewhere: set[int] = field(default_factory=set)
+    """See `Stored.elsewhere`."""
 
 
 def match(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool) -> Match:
@@ -99,92 +75,83 @@ def match(checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool) -
     Args:
         all_roles: whether stored roles that the live state does not have are a difference (`resume`) or not asked for.
     Raises:
-        Mismatch: every difference, each with its name.  Unsupported: a value or dtype that is not known here.
+        Mismatch: every difference, each with its name. Where several ranks load, what is stored and not live here may be so on
+            another rank: it is in `untaken`, to be refused if it is so on all of them.
+        Unsupported: a value or dtype that is not known here.
     """
     result = Match(ledger=Ledger(step=checkpoint.step, attempt=checkpoint.attempt))
     problems: dict[str, str] = {}
-    stored = _stored(checkpoint, live, wishes, all_roles, result.ledger, problems)
-    result.nodes = stored.nodes
+    stored = stored_names(checkpoint, live, wishes, all_roles, result.ledger, problems)
+    result.nodes, result.numbers, result.elsewhere = stored.nodes, stored.numbers, stored.elsewhere
     _match_tensors(stored, live, wishes, result, problems)
     _match_values(stored, live, wishes, result, problems)
     _match_aliases(checkpoint, result, problems, wishes)
+    _match_twins(checkpoint, stored, live, result)
     found = {live.subtree_of(path) for path in (*stored.paths.values(), *(path for path, _ in stored.values.values()))}
     for subtree in live.required - found:
         if wishes.wants(dotted(subtree)):
-            problems[dotted(subtree)] = "missing: it is live, but nothing of it is stored"
+            problems.setdefault(dotted(subtree), "missing: it is live, but nothing of it is stored")
             result.ledger.missing.append(dotted(subtree))
+    _match_loaders(checkpoint, live, wishes, problems)
     if not all_roles and "rng" not in checkpoint.commit.roles:
         for name in [n for n in problems if live.roles.get(n.partition(".")[0]) == "rng"]:
             result.ledger.waived[name] = problems.pop(name)
-    _raise_unless_waived(problems, wishes, result.ledger, checkpoint)
+    if live.world == 1:
+        problems |= result.untaken
+        result.ledger.unexpected = list(result.untaken)
+    refuse(problems, wishes, result.ledger, checkpoint)
     return result
 
 
-def _stored(
-    checkpoint: Checkpoint, live: Live, wishes: Wishes, all_roles: bool, ledger: Ledger, problems: dict[str, str]
-) -> _Stored:
-    renames = renamer(wishes.rename)
-    stored = _Stored({}, {}, {}, {})
-    kinds = checkpoint.commit.roles
-
-    def place(name: str, path: Path) -> tuple[str, Path] | None:
-        """The live name and path of a stored name; None if it was not asked for."""
-        ours, moved = rename(name, renames), path
-        if kinds.get(path[0]) == "optimizer" and len(path) > 2 and isinstance(path[1], str):
-            moved = (path[0], rename(path[1], renames), *path[2:])  # moments go with their parameter
-            if ours == name or ours == dotted(moved):
-                ours = dotted(moved)
-            else:
-                moved = path
-        if not wishes.wants(ours) or (not all_roles and path[0] not in live.roles and ours == name):
-            ledger.skipped.append(name)
-            return None
-        if ours in stored.tensors or ours in stored.values:
-            problems[ours] = f"is what two stored names would become: {ledger.renamed.get(ours, ours)} and {name}"
-        if ours != name:
-            ledger.renamed[ours] = name
-            known: LiveTensor | LiveValue | None = live.tensors.get(ours)
-            known = known or live.values.get(ours)
-            if known is not None:
-                moved = known.path
-            elif moved == path:
-                moved = (ours.partition(".")[0], ours.partition(".")[2])
-        return ours, moved
-
-    for tensor in checkpoint.index.tensors():
-        if placed := place(tensor.name, tensor.path):
-            stored.tensors[placed[0]], stored.paths[placed[0]] = tensor, placed[1]
-    for raw_path, data in checkpoint.commit.values:
-        path = path_of(raw_path)
-        if isinstance(data, dict) and NODE in data:
-            stored.nodes[path] = data[NODE]
-        elif placed := place(dotted(path), path):
-            is_members = kinds.get(path[0]) == "optimizer" and path[-1] == "params" and isinstance(data, list)
-            stored.values[placed[0]] = (placed[1], [rename(n, renames) for n in data] if is_members else data)
-    return stored
+def _match_loaders(checkpoint: Checkpoint, live: Live, wishes: Wishes, problems: dict[str, str]) -> None:
+    """The position of a data loader is one in a world of so many ranks, and none in another."""
+    before = checkpoint.commit.world
+    for role, kind in live.roles.items():
+        if kind == "loader" and role in checkpoint.commit.roles and wishes.wants(role) and before != live.world:
+            problems[role] = (
+                f"is the position of a data loader among {before} ranks, and here are {live.world}: what is a position for one "
+                "is none for the other. Use holdfast.data, or PerRank(..., reshape=)"
+            )
 
 
-def _match_tensors(stored: _Stored, live: Live, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
+def _match_twins(checkpoint: Checkpoint, stored: Stored, live: Live, result: Match) -> None:
+    """Moments of a parameter that is tied here, but was not there: not wanted twice, if both are equal."""
+    for name in list(result.untaken):
+        path = stored.paths.get(name) or stored.values.get(name, ((), None))[0]
+        twin = twin_of(path, live)
+        if twin is None:
+            continue
+        if name in stored.tensors and twin in stored.tensors:
+            is_equal = same_bytes(checkpoint, stored.tensors[name], stored.tensors[twin])
+        else:
+            is_equal = name in stored.values and twin in stored.values and stored.values[name][1] == stored.values[twin][1]
+        if is_equal:
+            del result.untaken[name]
+            result.ledger.filled.append(name)
+        else:
+            result.untaken[name] = f"belongs to a parameter that is tied here, and differs from {twin}"
+
+
+def _match_tensors(stored: Stored, live: Live, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
     ledger = result.ledger
     for name, tensor in stored.tensors.items():
         path, ours = stored.paths[name], live.tensors.get(name)
         kind = torch_dtype(tensor.dtype.name)
         if live.subtree_of(path) is not None:
-            result.fills.append(Fill(name, tensor, torch.empty(tensor.shape, dtype=kind), None, path))
+            result.fills.append(Fill.whole(name, tensor, torch.empty(tensor.shape, dtype=kind), path))
             ledger.filled.append(name)
         elif ours is not None:
-            _match_one(name, tensor, ours, wishes, result, problems)
+            _match_one(name, tensor, ours, live.rank, wishes, result, problems)
         elif name in live.values:
             if wishes.keeps_live(name):
                 ledger.live.append(name)
             else:
                 problems[name] = "is stored as a tensor, but the live one is a value"
         elif (made := _allocate(live, path, kind, tensor.shape)) is not None:
-            result.fills.append(Fill(name, tensor, made, None, path))
+            result.fills.append(Fill(name, tensor, made[0], None, path, made[1], live.rank))
             ledger.allocated.append(name)
         else:
-            problems[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.tensors)
-            ledger.unexpected.append(name)
+            result.untaken[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.tensors)
     filled = {fill.live.alias or fill.name for fill in result.fills if fill.live is not None}
     for name, item in live.tensors.items():
         if name in stored.tensors or not wishes.wants(name) or live.subtree_of(item.path) is not None:
@@ -192,12 +159,20 @@ def _match_tensors(stored: _Stored, live: Live, wishes: Wishes, result: Match, p
         if (item.alias or name) in filled:
             ledger.filled.append(name)  # through the name that it shares its memory with
         elif name not in stored.values:
-            problems[name] = "missing: it is live, but not stored" + near(name, stored.tensors)
-            ledger.missing.append(name)
+            _miss(name, near(name, stored.tensors), ledger, problems)
 
 
-def _match_one(name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
-    shape, kind = tuple(ours.tensor.shape), dtype_name(ours.tensor)
+def _miss(name: str, hint: str, ledger: Ledger, problems: dict[str, str]) -> None:
+    """Say that a live name is not stored, unless it, or its role as a whole, is refused for a reason that says more."""
+    if name.partition(".")[0] not in problems:
+        problems.setdefault(name, f"missing: it is live, but not stored{hint}")
+    ledger.missing.append(name)
+
+
+def _match_one(
+    name: str, tensor: TensorRow, ours: LiveTensor, rank: int, wishes: Wishes, result: Match, problems: dict[str, str]
+) -> None:
+    shape, kind = ours.shape, dtype_name(ours.tensor)
     if wishes.keeps_live(name):
         result.ledger.live.append(name)
         return
@@ -219,11 +194,11 @@ def _match_one(name: str, tensor: TensorRow, ours: LiveTensor, wishes: Wishes, r
             return
         result.ledger.cast[name] = f"{tensor.dtype.name} -> {kind}"
     target = torch.empty_like(ours.tensor) if ours.put else ours.tensor
-    result.fills.append(Fill(name, tensor, target, ours, ours.path))
+    result.fills.append(Fill(name, tensor, target, ours, ours.path, Sharded(ours.shape, ours.layout, target), rank))
     result.ledger.filled.append(name)
 
 
-def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
+def _match_values(stored: Stored, live: Live, wishes: Wishes, result: Match, problems: dict[str, str]) -> None:
     ledger = result.ledger
     for name, (path, data) in stored.values.items():
         ours = live.values.get(name)
@@ -243,8 +218,7 @@ def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, pr
                 result.values[name] = (path, decoded)
                 ledger.allocated.append(name)
             else:
-                problems[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.values)
-                ledger.unexpected.append(name)
+                result.untaken[name] = "unexpected: it is stored, but nothing live has that name" + near(name, live.values)
         elif ours.put is None:
             if not _same(ours.value, decoded):
                 problems[name] = f"differs: stored {_short(decoded)}, live {_short(ours.value)}"
@@ -261,8 +235,7 @@ def _match_values(stored: _Stored, live: Live, wishes: Wishes, result: Match, pr
             ledger.hyper[name] = ("(not stored)", item.value)
             ledger.live.append(name)
             continue
-        problems[name] = "missing: it is live, but not stored" + near(name, stored.values)
-        ledger.missing.append(name)
+        _miss(name, near(name, stored.values), ledger, problems)
 
 
 def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, str], wishes: Wishes) -> None:
@@ -283,7 +256,8 @@ def _match_aliases(checkpoint: Checkpoint, result: Match, problems: dict[str, st
                 )
     for group in live_as.values():
         for fill in group[1:]:
-            if checkpoint.index.canonical(fill.stored).row != checkpoint.index.canonical(group[0].stored).row:
+            rows = [checkpoint.index.canonical(f.stored) for f in (fill, group[0])]
+            if rows[0].row != rows[1].row and not same_bytes(checkpoint, *rows):
                 problems[fill.name] = f"is tied to {group[0].name} here, but stored apart from it; untie them, or load one"
                 apart.add(fill.name)
     waived = {name for name in apart if matches_any(name, wishes.waive)}  # one memory has room for one of them
@@ -294,7 +268,10 @@ def _memory(item: LiveTensor) -> str:
     return item.alias or item.name
 
 
-def _raise_unless_waived(problems: dict[str, str], wishes: Wishes, ledger: Ledger, checkpoint: Checkpoint) -> None:
+def refuse(problems: dict[str, str], wishes: Wishes, ledger: Ledger, checkpoint: Checkpoint) -> None:
+    """Raises:
+    Mismatch: there is a problem that is not waived. Those that are go into the ledger.
+    """
     refused = {}
     for name, why in problems.items():
         if matches_any(name, wishes.waive):
@@ -312,7 +289,7 @@ def _raise_unless_waived(problems: dict[str, str], wishes: Wishes, ledger: Ledge
     )
 
 
-def _allocate(live: Live, path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+def _allocate(live: Live, path: Path, dtype: torch.dtype, shape: tuple[int, ...]) -> tuple[Any, Sharded] | None:
     return next((made for allocate in live.allocators if (made := allocate(path, dtype, shape)) is not None), None)
 
 

@@ -15,16 +15,22 @@ from .contents import TensorItem
 from .files import Placed
 from .merge import offsets_of, write_file_table
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
 
 def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     """The index columns of one writer's part."""
-    order = {item.name: number for number, item in enumerate(items)}
-    items = sorted(items, key=lambda item: item.name.encode())
+    entries = sorted((i for i in items if i.source is not None), key=lambda i: (i.name.encode(), i.key, i.box_shape))
+    known: dict[str, TensorItem] = {}
+    for item in items:
+        known.setdefault(item.name, item)
+    order = {name: number for number, name in enumerate(known)}  # the same for all ranks, whatever each of them writes
+    items = sorted(known.values(), key=lambda item: item.name.encode())
     rows = {item.name: row for row, item in enumerate(items)}
     dtypes, roles = sorted({i.dtype for i in items}), sorted({i.role for i in items})
     columns: Columns = {}
     Strings.of([i.name for i in items]).write(columns, "tensor.name")
-    Strings.of([json.dumps(stored_path(i.path), separators=(",", ":")) for i in items]).write(columns, "tensor.path")
+    Strings.of([_encode(stored_path(i.path)) for i in items]).write(columns, "tensor.path")
     Strings.of(dtypes).write(columns, "dtype.name")
     Strings.of(roles).write(columns, "role.name")
     Strings.of([json.dumps([RAW.name, RAW.version, RAW.parameters])]).write(columns, "codec.json")
@@ -36,12 +42,13 @@ def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     columns["tensor.owner"] = np.array([rows.get(i.owner or "", -1) for i in items], np.int64)
     columns["tensor.alias"] = np.array([rows[i.alias] if i.alias else -1 for i in items], np.int64)
 
-    held = [i for i in items if i.alias is None]
-    columns["tensor.entries"] = offsets_of([i.alias is None for i in items])
-    columns["entry.box.offsets"] = offsets_of([len(i.shape) for i in held])
-    boxes = [x for i in held for x in (*(i.box[0] if i.box else (0,) * len(i.shape)), *i.box_shape)]
-    columns["entry.box"] = np.array(boxes, np.int64)
-    places = [placed.places[i.name] for i in held]
+    counts = dict.fromkeys(order, 0)
+    for entry in entries:
+        counts[entry.name] += 1
+    columns["tensor.entries"] = offsets_of([counts[i.name] for i in items])
+    columns["entry.box.offsets"] = offsets_of([len(i.shape) for i in entries])
+    columns["entry.box"] = np.array([x for i in entries for x in (*i.key[1], *i.box_shape)], np.int64)
+    places = [placed.places[i.key] for i in entries]
     columns["entry.chunks"] = offsets_of([len(p.file) for p in places])
 
     def joined(name: str, kind: type) -> np.ndarray:

@@ -17,13 +17,13 @@ class Base:
     """An earlier committed step of the same run.
 
     Args:
-        probes: of its tensors by name, if this process wrote it. A tensor whose probe differs is not read further.
+        probes: of its entries by `TensorItem.key`, if this process wrote it. A tensor whose probe differs is not read further.
 
     A file of which the earlier step uses less than half is mostly dead: what is unchanged in it is written anew, into a file
     of its own, so that the old one can be pruned.
     """
 
-    def __init__(self, index: Index, probes: dict[str, bytes] | None = None) -> None:
+    def __init__(self, index: Index, probes: dict[tuple[str, tuple[int, ...]], bytes] | None = None) -> None:
         self.index = index
         self._probes = probes or {}
         self._files = index.files()
@@ -36,7 +36,7 @@ class Base:
         """The chunks of this very tensor in the earlier step, if every byte is equal; read until the first difference."""
         if item.source is None:
             return None
-        known = self._probes.get(item.name)
+        known = self._probes.get(item.key)
         if known is not None and known != probe(item.source):
             return None
         row = self.index.find(item.name)
@@ -45,11 +45,12 @@ class Base:
         tensor = self.index.tensor(row)
         entries = self.index.entries(tensor)
         box = item.box or ((0,) * len(item.shape), item.shape)
-        if tensor.dtype.name != item.dtype or tensor.shape != item.shape or tensor.alias >= 0 or len(entries) != 1:
+        if tensor.dtype.name != item.dtype or tensor.shape != item.shape or tensor.alias >= 0:
             return None
-        if self.index.box(tensor, entries[0]) != box:
+        entry = next((e for e in entries if self.index.box(tensor, e) == box), None)
+        if entry is None:
             return None
-        chunks = self.index.chunks(entries[0], row)
+        chunks = self.index.chunks(entry, row)
         if (chunks.algorithm != XXH3_128).any() or any(self._files[f].is_foreign for f in chunks.file.tolist()):
             return None
         rows = zip(chunks.raw_start.tolist(), chunks.raw_bytes.tolist(), chunks.digest, strict=True)

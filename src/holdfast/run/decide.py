@@ -13,36 +13,33 @@ import msgspec
 import numpy as np
 
 from ..errors import Deadline, StepExists
-from ..format.columns import Columns, pack
+from ..format.columns import Array, Columns, pack
 from ..format.digest import Running
 from ..format.index import Index, content_digest, index_metadata, is_fresh, layout_digest
 from ..format.records import Commit, PartRef, StepRef, seal
 from ..store.base import Store
 from .history import read_record
-from .merge import merge_parts
+from .merge import merge
 from .parts import Part, read_part, values_bytes
+from .unite import unite
 
 _INLINE_LAYOUT_CHUNKS = 1 << 16
 _POLL_SECONDS = 0.02
 
 
 def publish_part(
-    store: Store, folder: str, part: Part, columns: Columns, layout_of: tuple[str, Columns] | None = None
+    store: Store, folder: str, part: Part, columns: Columns, layout_of: tuple[str, str] | None = None
 ) -> tuple[PartRef, str]:
     """Make a writer's index part durable, and with it the names of the data files beside it.
 
     Returns the part, and the path of the part that holds its layout: itself, or the earlier one.
 
     Args:
-        layout_of: path and columns of an earlier step's whole part: large layouts that are equal to it are not written again.
+        layout_of: path and layout digest of an earlier step's part: a large layout that is equal to it is not written again.
     """
     stored = dict(columns)
     reused = ""
-    if (
-        layout_of
-        and len(columns["chunk.raw_bytes"]) >= _INLINE_LAYOUT_CHUNKS
-        and layout_digest(layout_of[1]) == layout_digest(columns)
-    ):
+    if layout_of and len(columns["chunk.raw_bytes"]) >= _INLINE_LAYOUT_CHUNKS and layout_of[1] == layout_digest(columns):
         reused = layout_of[0]
         stored = {name: array for name, array in stored.items() if is_fresh(name)}
     metadata = index_metadata(columns, reused)
@@ -61,21 +58,25 @@ def publish_part(
     return PartRef(writer=part.writer, path=path, bytes=nbytes, digest=running.hex()), reused or path
 
 
-def gather_parts(store: Store, folder: str, writers: Sequence[str], deadline: float) -> list[tuple[Columns, Part, PartRef]]:
+def gather_parts(
+    store: Store, folder: str, writers: Sequence[str], deadline: float, digests: Sequence[str] = ()
+) -> list[tuple[Columns, Part, PartRef]]:
     """The parts of all `writers`, in their order, as soon as all are published.
 
     Args:
-        deadline: seconds on the monotonic clock.
+        deadline: seconds on the monotonic clock. digests: of the parts, where they are known.
     Raises:
         Deadline: naming the writers whose part did not come.  StepExists: somebody aborted meanwhile.
+        Corrupt: a part is not what its writer says it wrote.
     """
     found: dict[str, tuple[Columns, Part, PartRef]] = {}
     start = time.monotonic()
     while True:
-        for writer in writers:
+        for number, writer in enumerate(writers):
             if writer not in found:
                 try:
-                    found[writer] = read_part(store, f"{folder}/index-{writer}.safetensors")
+                    digest = digests[number] if digests else None
+                    found[writer] = read_part(store, f"{folder}/index-{writer}.safetensors", digest)
                 except FileNotFoundError:
                     continue
         missing = [w for w in writers if w not in found]
@@ -91,15 +92,15 @@ def gather_parts(store: Store, folder: str, writers: Sequence[str], deadline: fl
         time.sleep(_POLL_SECONDS)
 
 
-def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], where: str) -> tuple[Commit, Index]:
-    """The commit record that stands for these parts, and the whole index. Proves nothing: see `cover.prove_cover`."""
-    index = Index(merge_parts([columns for columns, _, _ in parts], where), where)
+def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], where: str) -> tuple[Commit, Index, Array]:
+    """The commit record that stands for these parts, the whole index, and of each of its entries the part it is from.
+
+    Proves nothing: see `cover.prove_cover`.
+    """
+    merged = merge([columns for columns, _, _ in parts], where)
+    index = Index(merged.columns, where)
     files = [file for _, part, _ in parts for file in part.files]
-    values: list[Any] = []
-    for _, part, _ in parts:
-        known = {msgspec.json.encode(path) for path, _ in values}
-        values += [pair for pair in part.values if msgspec.json.encode(pair[0]) not in known]
-    rank_values = {rank: pairs for _, part, _ in parts for rank, pairs in part.rank_values.items()}
+    values, rank_values = unite([part for _, part, _ in parts])
     owned = {(commit.step, commit.attempt)}
     references = sorted({(f.step, f.attempt) for f in index.files() if not f.is_foreign} - owned)
     record = msgspec.structs.replace(
@@ -115,7 +116,7 @@ def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], wher
         new_bytes=sum(f.bytes for f in files),
         content_digest=content_digest(index.columns, values_bytes(values, rank_values)),
     )
-    return record, index
+    return record, index, merged.part_of_entry
 
 
 def decide(store: Store, folder: str, record: Commit) -> Commit:

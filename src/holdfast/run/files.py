@@ -21,6 +21,7 @@ from .contents import TensorItem
 from .image import Image
 
 Ints = npt.NDArray[np.int64]
+ItemKey = tuple[str, tuple[int, ...]]
 
 
 @dataclass(slots=True)
@@ -44,10 +45,10 @@ class Placed:
     files: list[FileRow] = field(default_factory=list)
     """Our own and those referred to."""
     owned: list[FileRef] = field(default_factory=list)
-    places: dict[str, Placement] = field(default_factory=dict)
-    """By name; aliases have none."""
-    probes: dict[str, bytes] = field(default_factory=dict)
-    """By name; see `base.probe`."""
+    places: dict[ItemKey, Placement] = field(default_factory=dict)
+    """By `TensorItem.key`; what has no source has none."""
+    probes: dict[ItemKey, bytes] = field(default_factory=dict)
+    """By `TensorItem.key`; see `base.probe`."""
 
 
 class FilesWriter:
@@ -78,7 +79,7 @@ class FilesWriter:
     def write(self, items: list[TensorItem]) -> Placed:
         """All items, durably except for the files' names. On any error the files of this call are gone again."""
         try:
-            held = [item for item in items if item.alias is None]
+            held = [item for item in items if item.source is not None]
             order = file_order([dtype(item.dtype).itemsize for item in held])
             fixed = self._write_files([held[i] for i in order], is_first=True)
             self._write_files(fixed, is_first=False)
@@ -92,19 +93,19 @@ class FilesWriter:
     def _write_files(self, items: list[TensorItem], is_first: bool) -> list[TensorItem]:
         """Write what changed; returns what did not but lies in a file that is mostly dead."""
         deferred: list[TensorItem] = []
-        for group in _groups(items, self._metadata):
+        for group, reserved in _groups(items, self._metadata):
             image: _OpenFile | None = None
             try:
                 for item in group:
                     chunks = self._base.unchanged(item) if self._base and is_first else None
                     if chunks is None:
-                        image = image or self._open(group)
+                        image = image or self._open(group, reserved)
                         if item.source is not None:
-                            self._placed.probes[item.name] = probe(item.source)
+                            self._placed.probes[item.key] = probe(item.source)
                         image.add(item)
                     elif self._base is not None and self._base.may_refer(chunks):
                         files = np.array([self._refer(f) for f in chunks.file.tolist()], np.int64)
-                        self._placed.places[item.name] = Placement(
+                        self._placed.places[item.key] = Placement(
                             files, chunks.offset, chunks.raw_start, chunks.raw_bytes, chunks.stored_bytes, chunks.digest
                         )
                     else:
@@ -124,25 +125,34 @@ class FilesWriter:
             self._placed.files.append(self._base.index.file(base_file))
         return self._base_rows[base_file]
 
-    def _open(self, group: list[TensorItem]) -> _OpenFile:
-        reserved = _header_bound(group, self._metadata)
+    def _open(self, group: list[TensorItem], reserved: int) -> _OpenFile:
         bound = reserved + sum(item.source.nbytes for item in group if item.source) + datafile.BLOCK
         path = f"{self._folder}/{self._writer}-{len(self._placed.owned):02d}.safetensors"
         writer = self._store.write(path, bound, self._recycle)
         return _OpenFile(path, reserved, Image(writer, reserved), self._metadata)
 
     def _close(self, file: _OpenFile) -> None:
-        digests, header = file.finish()
+        table = np.empty((file.image.chunk_count, DIGEST_BYTES), np.uint8)
+
+        def describe() -> bytes:
+            header = file.header()
+            self._place(file, header, table)
+            return header
+
+        digests = file.image.finish(describe)
+        table[:] = np.frombuffer(b"".join(digests), np.uint8).reshape(table.shape)
+
+    def _place(self, file: _OpenFile, header: bytes, table: npt.NDArray[np.uint8]) -> None:
+        """Note where everything lies in a file; the digests of its chunks will stand in `table`."""
         row = len(self._placed.files)
         digest = hex_digest(header)
         self._placed.owned.append(FileRef(path=file.path, bytes=file.image.nbytes, header_bytes=len(header), digest=digest))
         self._placed.files.append(
             FileRow(file.path, self._step, self._attempt, file.image.nbytes, "", len(header), bytes.fromhex(digest))
         )
-        table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
         for item, offset, first, count in file.members:
             grid = np.array(chunk_grid(item.source.nbytes if item.source else 0), np.int64).reshape(-1, 2)
-            self._placed.places[item.name] = Placement(
+            self._placed.places[item.key] = Placement(
                 np.full(count, row),
                 offset + grid[:, 0],
                 grid[:, 0],
@@ -171,9 +181,8 @@ class _OpenFile:
         self.entries.append(datafile.Entry(_key(item), tag, shape, start, start + item.source.nbytes))
         self.members.append((item, offset, first, self.image.chunk_count - first))
 
-    def finish(self) -> tuple[list[bytes], bytes]:
-        header = datafile.build_header(self.entries, self.metadata, self.reserved)
-        return self.image.finish(lambda: header), header
+    def header(self) -> bytes:
+        return datafile.build_header(self.entries, self.metadata, self.reserved)
 
 
 def _key(item: TensorItem) -> str:
@@ -193,12 +202,12 @@ def _header_bound(items: Iterable[TensorItem], metadata: dict[str, str]) -> int:
     return datafile.header_bound([_key(i) for i in items], [max(1, len(i.shape)) for i in items], metadata)
 
 
-def _groups(items: list[TensorItem], metadata: dict[str, str]) -> Iterator[list[TensorItem]]:
-    """Items as they go into files: at most 65,536 entries and 16 MiB of header each."""
+def _groups(items: list[TensorItem], metadata: dict[str, str]) -> Iterator[tuple[list[TensorItem], int]]:
+    """Items as they go into files, each with the bytes to reserve for its header: at most 65,536 entries and 16 MiB of header."""
     low = 0
     while low < len(items):
         high = min(len(items), low + datafile.MAX_ENTRIES)
-        while _header_bound(items[low:high], metadata) > datafile.MAX_HEADER_BYTES and high - low > 1:
+        while (reserved := _header_bound(items[low:high], metadata)) > datafile.MAX_HEADER_BYTES and high - low > 1:
             high = low + (high - low) // 2
-        yield items[low:high]
+        yield items[low:high], reserved
         low = high

@@ -11,8 +11,9 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused
+from ..errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
 from ..format.records import Intent, Note, Pin, StepRef, Tombstone, seal
 from ..store.base import Store
 from .history import HOLD, History, Step, read_record
@@ -26,17 +27,27 @@ _digging: set[str] = set()
 """Tombstones of deletions that this process has under way; others of its own are left of a store that failed."""
 
 
+class Published(NamedTuple):
+    """A mark and where it lies."""
+
+    record: Intent
+    path: str
+
+
 @contextlib.contextmanager
-def intent(store: Store, step: int, attempt: int, parents: Sequence[StepRef]) -> Iterator[Intent]:
+def intent(store: Store, step: int, attempt: int, parents: Sequence[StepRef]) -> Iterator[Published]:
     """Say, while the block runs, that the save of `step` may refer to files of `parents`."""
     now = time.time()
     record = Intent(
         step=step, attempt=attempt, parents=list(parents), created=now, expires=now + INTENT_SECONDS, by=this_process()
     )
     path = f"intents/{step:010d}-a{attempt:04d}-{secrets.token_hex(4)}.json"
-    store.create(path, seal(record), sync=False)
     try:
-        yield record
+        store.create(path, seal(record), sync=False)
+    except FileNotFoundError as error:
+        raise Unavailable(f"{store.url} is not there any more: is its storage mounted?") from error
+    try:
+        yield Published(record, path)
     finally:
         with contextlib.suppress(HoldfastError):  # it ends with this process at the latest; what was done under it stands
             store.delete(path)

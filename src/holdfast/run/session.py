@@ -7,6 +7,7 @@ its commit was not confirmed.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import time
@@ -95,38 +96,62 @@ class Session:
         refer: bool = True,
         origin: dict[str, Any] | None = None,
         kind: str = "full",
+        world: int = 1,
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
         Args:
             refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained.
             kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
+            world: how many ranks the state is of: a copy keeps that of its source.
         Raises:
             Refused: `step` does not exceed the last one.  Superseded: a newer attempt has begun.
             StepExists, Unavailable, NoSpace, Unsupported.
         """
-        is_whole = kind != "partial"
-        self._check_step(step, self.last_step, is_whole)
+        record, parents = self.record(step, metrics=metrics, best=best, refer=refer, origin=origin, kind=kind, world=world)
+        with intent(self.store, step, self.attempt, parents) as mark:
+            for base_ref in (record.parent if refer else None, None):
+                base = self._base(base_ref) if base_ref else None
+                if base_ref and base is None:
+                    continue
+                committed = self._try(contents, record, base, recycle, mark.record.expires)
+                if committed is not None:
+                    break
+        if committed is None:
+            raise Unavailable(f"files of step {step} vanished from {self.store.url} while it was being saved")
+        self.done(committed)
+        return committed
+
+    def record(
+        self,
+        step: int,
+        *,
+        metrics: dict[str, Any] | None = None,
+        best: list[str] | None = None,
+        refer: bool = True,
+        origin: dict[str, Any] | None = None,
+        kind: str = "full",
+        world: int = 1,
+    ) -> tuple[Commit, list[StepRef]]:
+        """What the commit record of `step` says before anything is written, and the steps that it may refer to.
+
+        Raises:
+            Refused, Superseded.
+        """
+        self._check_step(step, self.last_step, kind != "partial")
         self.check_newest()
         parent = self.last.ref if self.last else self.parent
         parents = [parent, *self._references_of(parent)] if parent and refer else []
         record = Commit(
             decision="committed", kind=kind, run=self.run, step=step, attempt=self.attempt, parent=parent, created=time.time(),
-            metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin,
+            metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin, world=world,
         )  # fmt: skip
-        with intent(self.store, step, self.attempt, parents) as mark:
-            for base_ref in (parent if refer else None, None):
-                base = self._base(base_ref) if base_ref else None
-                if base_ref and base is None:
-                    continue
-                committed = self._try(contents, record, base, recycle, mark.expires)
-                if committed is not None:
-                    break
-        if committed is None:
-            raise Unavailable(f"files of step {step} vanished from {self.store.url} while it was being saved")
-        if is_whole:
-            self.last_step, self.last = step, committed
-        return committed
+        return record, parents
+
+    def done(self, committed: Step) -> None:
+        """Go on from a step that this session has committed."""
+        if committed.kind != "partial":
+            self.last_step, self.last = committed.step, committed
 
     def check_newest(self) -> None:
         """Raises:
@@ -140,17 +165,22 @@ class Session:
                 newer=newer,
             )
 
+    def may_commit(self, found: Commit, needed: set[str], expires: float) -> bool:
+        """Whether all that the record needs is there, and will stay.
+
+        Raises:
+            Superseded.  Deadline: the intent has expired.
+        """
+        if any(is_buried(self.store, r) for r in found.references) or not all(map(self._is_there, needed)):
+            return False
+        self.check_newest()
+        if time.time() >= expires:
+            raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up")
+        return True
+
     def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool, expires: float) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
-
-        def may_commit(found: Commit, needed: set[str]) -> bool:
-            if any(is_buried(self.store, r) for r in found.references) or not all(map(self._is_there, needed)):
-                return False
-            self.check_newest()
-            if time.time() >= expires:
-                raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up")
-            return True
-
+        may_commit = functools.partial(self.may_commit, expires=expires)
         layout = self._written.layout if base and self._written else None
         rewrite = secrets.randbelow(10**8) + 1 if record.kind == "partial" else 0
         written = write_step(

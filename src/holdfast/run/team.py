@@ -1,0 +1,338 @@
+"""A team of ranks that make one call together: what each says, what the first one answers, with a deadline for every wait.
+
+Messages go over a board, a small key-value store that is not a training process group. A call has one outcome: an error of any
+rank, the leader's verdict included, becomes the error of all. What a rank cannot learn over the board, because that is gone or
+it waited too long, the commit record in the checkpoint store tells: see `joint.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from .. import errors
+from ..errors import Deadline, HoldfastError
+
+_GRACE_SECONDS = 1.0
+"""How much longer than its leader a rank waits: the leader knows for whom all are waiting, and says so."""
+_LOOK_SECONDS = 0.25
+_LOOKED_AT = 64
+_REMEMBERED = 256
+
+
+class Board(Protocol):
+    """Keys and values that all ranks of a job see."""
+
+    def post(self, key: str, data: bytes) -> None: ...
+
+    def wait(self, keys: Sequence[str], seconds: float) -> bool:
+        """Whether all the keys are there within so many seconds."""
+        ...
+
+    def read(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of keys that are there."""
+        ...
+
+    def drop(self, keys: Iterable[str]) -> None:
+        """Forget keys; missing ones are no error."""
+        ...
+
+
+class Where(msgspec.Struct, array_like=True):
+    """Which call a rank is in, or was in last."""
+
+    key: str
+    name: str
+    order: int
+    is_over: bool
+    """It has failed there, and goes on."""
+
+
+class Said(msgspec.Struct):
+    """One message: the data, or the error that took its place."""
+
+    data: Any = None
+    error: list[str] | None = None
+    """[name of the error's class, text]."""
+
+
+@dataclass(frozen=True)
+class Team:
+    """The ranks that call together.
+
+    Attributes:
+        ranks: global ranks, ascending; the first one leads. rank: of this process. node: equal for ranks that share memory.
+    """
+
+    ranks: tuple[int, ...]
+    rank: int
+    board: Board
+    node: str = ""
+    _calls: dict[str, int] = field(default_factory=dict)
+    _made: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    """Keys of the calls that this rank has made, the last ones."""
+    _spent: list[list[str]] = field(default_factory=list)
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == self.ranks[0]
+
+    @property
+    def position(self) -> int:
+        """Of this rank among the ranks of the team."""
+        return self.ranks.index(self.rank)
+
+    def lead(self, name: str, seconds: float, work: Callable[[], Any]) -> Any:
+        """Let the leader do `work`, and return on all ranks what it gave, or raise what it raised."""
+        call = self.call(name, seconds, [name])
+        return call.answer(name, work) if self.leads else call.hear(name)
+
+    def call(self, name: str, seconds: float, phases: Sequence[str], order: int = -1) -> Call:
+        """Begin a call that all ranks of the team make.
+
+        Args:
+            name: what is done, and on what; equal on all ranks. seconds: until it must be over.
+            phases: of the call, in order: see `Call.round`. order: calls with a larger one come later, if it is not negative.
+        """
+        number = self._calls[name] = max(self._calls.pop(name, 0) + 1, self._number_of_others(name))
+        if len(self._calls) > _REMEMBERED:
+            del self._calls[next(iter(self._calls))]
+        if len(self._spent) > 2 and not self.leads:  # the leader has answered two calls since
+            self.board.drop(self._spent.pop(0))
+        self._spent.append([])
+        call = Call(self, f"{name}/{number}", name, seconds, tuple(phases), order)
+        call.enter()
+        return call
+
+    def _number_of_others(self, name: str) -> int:
+        """Of the call that the leader (for the leader: the second rank) is in, if it has this name."""
+        key = f"now/{self.ranks[1 if self.leads else 0]}"
+        if not self.board.wait([key], 0.0):
+            return 0
+        where = msgspec.msgpack.decode(self.board.read([key])[0], type=Where)
+        return int(where.key.rpartition("/")[2]) if where.name == name and not where.is_over else 0
+
+
+class Call:
+    """One call of a team under way."""
+
+    def __init__(self, team: Team, key: str, name: str, seconds: float, phases: tuple[str, ...], order: int = -1) -> None:
+        self.team, self.name, self.phases = team, name, phases
+        self.seconds = seconds
+        self.start = time.monotonic()
+        self._key, self._order = key, order
+        self._at = 0
+
+    def enter(self) -> None:
+        """Let the other ranks see that this one is here."""
+        self.team._made.append(self._key)
+        self._say_where(is_over=False)
+
+    @property
+    def left(self) -> float:
+        """Seconds that this rank still waits, not below zero: until the deadline, and a little longer if it does not lead."""
+        grace = 0.0 if self.team.leads else _GRACE_SECONDS
+        return max(0.0, self.start + self.seconds + grace - time.monotonic())
+
+    def round(self, phase: str, work: Callable[[], Any], conclude: Callable[[list[Any]], Any]) -> Any:
+        """Do this rank's work, hear all, and return what the leader concludes from what all ranks' work gave.
+
+        Args:
+            work: of this rank; what it returns must be plain containers. conclude: run by the leader on the list by position.
+        Raises:
+            The error of whichever rank failed first, on all ranks.  Deadline: naming the ranks that did not come.
+        """
+        mine = self.say(phase, work)
+        return self.hear(phase) if not self.team.leads else self.answer(phase, lambda: conclude(self.hear_all(phase, mine)))
+
+    def say(self, phase: str, work: Callable[[], Any]) -> Any:
+        """Do this rank's work and post what it gave. An error is posted for this and all later phases, and raised."""
+        self._enter(phase)
+        try:
+            mine = work()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._post(self._mine(phase), Said(mine))
+        return mine
+
+    def hear_all(self, phase: str, mine: Any) -> list[Any]:
+        """What all ranks said, by position: for the leader.
+
+        Raises:
+            What any rank posted instead.  Deadline: naming those that said nothing.
+        """
+        team = self.team
+        keys = {rank: f"{self._key}/{phase}/{rank}" for rank in team.ranks if rank != team.rank}
+        if not self._wait_for(phase, keys):
+            absent = [rank for rank, key in keys.items() if not team.board.wait([key], 0.0)]
+            failed = [rank for rank in keys if rank not in absent]
+            try:
+                self._raise_first(failed, [keys[r] for r in failed])
+            except Deadline:  # whoever gave up waiting for this rank does not know who is missing
+                if not absent:
+                    raise
+            if absent:
+                raise Deadline(self._overdue(phase, absent))
+        heard = self._raise_first(list(keys), list(keys.values()))
+        while self._key in team._made and len(team._spent) > 1:  # all are in this call, and have read what was said before
+            team.board.drop(team._spent.pop(0))
+        return [mine if rank == team.rank else heard[rank] for rank in team.ranks]
+
+    def answer(self, phase: str, conclude: Callable[[], Any]) -> Any:
+        """Post the leader's conclusion, or the error in its place; both end the phase for all."""
+        try:
+            verdict = conclude()
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._post(f"{self._key}/{phase}/answer", Said(verdict))
+        return verdict
+
+    def hear(self, phase: str) -> Any:
+        """The leader's answer.
+
+        Raises:
+            The error that the leader answered.  Deadline: it did not answer in time.
+        """
+        if not self._wait_for(phase, {self.team.ranks[0]: f"{self._key}/{phase}/answer"}):
+            raise self.failed(Deadline(self._overdue(phase, [self.team.ranks[0]])))
+        said = msgspec.msgpack.decode(self.team.board.read([f"{self._key}/{phase}/answer"])[0], type=Said)
+        if said.error is not None:
+            raise error_of(said.error)
+        return said.data
+
+    def tell(self, phase: str, group: str, data: Any) -> None:
+        """Post what only some ranks are to hear, who know their group's name: by the leader, before it answers the phase."""
+        self._post(f"{self._key}/{phase}/of/{group}", Said(data))
+
+    def told(self, phase: str, group: str) -> Any:
+        """What the leader told a group in a phase that it has answered."""
+        return msgspec.msgpack.decode(self.team.board.read([f"{self._key}/{phase}/of/{group}"])[0], type=Said).data
+
+    def among(self, ranks: tuple[int, ...], what: str, phases: Sequence[str]) -> Call:
+        """A call within this one, of some of its ranks, this one among them; it has the same deadline."""
+        team = Team(ranks, self.team.rank, self.team.board, self.team.node, _spent=self.team._spent, _made=self.team._made)
+        inner = Call(team, f"{self._key}/{what}/{ranks[0]}", self.name, self.seconds, tuple(phases))
+        inner.start = self.start
+        return inner
+
+    def excuse(self, error: BaseException) -> None:
+        """Say why this rank breaks off what it does for others in this call; they ask with `excuse_of`. Never raises."""
+        with contextlib.suppress(Exception):  # the board is gone: they name this rank instead
+            self._post(self._excuse(self.team.rank), Said(error=[type(error).__name__, str(error)]))
+
+    def excuse_of(self, rank: int) -> HoldfastError | None:
+        """Why a rank has broken off; None if it does not say it within a grace, as one that was killed does not."""
+        with contextlib.suppress(Exception):
+            if self.team.board.wait([self._excuse(rank)], min(_GRACE_SECONDS, self.left)):
+                said = msgspec.msgpack.decode(self.team.board.read([self._excuse(rank)])[0], type=Said)
+                return None if said.error is None else error_of(said.error)
+        return None
+
+    def is_answered(self, phase: str, seconds: float) -> bool:
+        """Whether the leader answers within so many seconds.
+
+        Raises:
+            Unavailable: the board is gone.
+        """
+        return self.team.board.wait([f"{self._key}/{phase}/answer"], seconds)
+
+    def failed(self, error: HoldfastError) -> HoldfastError:
+        """Tell the others of an error, and return it to be raised."""
+        self.fail(error)
+        return error
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the others that this rank has failed: in every phase from here on, so that nobody waits for it. Never raises."""
+        text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+        if not text.startswith("rank "):
+            text = f"rank {self.team.rank}: {text}"
+        said = Said(error=[type(error).__name__, text])
+        try:
+            if self._key in self.team._made:
+                self._say_where(is_over=True)
+            for phase in self.phases[self._at :]:
+                self._post(f"{self._key}/{phase}/answer" if self.team.leads else self._mine(phase), said)
+        except Exception:  # the board is gone: whoever waits has a deadline
+            return
+
+    def _wait_for(self, phase: str, keys: dict[int, str]) -> bool:
+        """Whether these keys of other ranks are there before the deadline.
+
+        Raises:
+            Deadline: a rank is in another call, which waits for this rank: neither would end.
+        """
+        while not self.team.board.wait(list(keys.values()), min(_LOOK_SECONDS, self.left)):
+            if self.left <= 0:
+                return False
+            absent = [rank for rank, key in keys.items() if not self.team.board.wait([key], 0.0)]
+            for rank in absent[:_LOOKED_AT]:
+                where = self._where(rank)
+                if where is None or where.is_over or where.key in self.team._made or 0 <= where.order < self._order:
+                    continue
+                if self.team.board.wait([keys[rank]], 0.0):  # it has said it meanwhile, and gone on
+                    continue
+                raise self.failed(
+                    Deadline(
+                        f"{self.name}: not waiting on in {phase!r} after {time.monotonic() - self.start:.1f} s: rank {rank} is "
+                        f"in {where.name!r} and has not made this call; all ranks of a team make the same calls in the same order"
+                    )
+                )
+        return True
+
+    def _say_where(self, is_over: bool) -> None:
+        where = Where(self._key, self.name, self._order, is_over)
+        self.team.board.post(f"now/{self.team.rank}", msgspec.msgpack.encode(where))
+
+    def _where(self, rank: int) -> Where | None:
+        key = f"now/{rank}"
+        if not self.team.board.wait([key], 0.0):
+            return None
+        return msgspec.msgpack.decode(self.team.board.read([key])[0], type=Where)
+
+    def _enter(self, phase: str) -> None:
+        self._at = self.phases.index(phase)
+
+    def _excuse(self, rank: int) -> str:
+        return f"{self._key}/excuse/{rank}"
+
+    def _mine(self, phase: str) -> str:
+        return f"{self._key}/{phase}/{self.team.rank}"
+
+    def _post(self, key: str, said: Said) -> None:
+        self.team._spent[-1].append(key)
+        self.team.board.post(key, msgspec.msgpack.encode(said))
+
+    def _raise_first(self, ranks: list[int], keys: list[str]) -> dict[int, Any]:
+        """What these ranks said; raises the first error among it."""
+        said = [msgspec.msgpack.decode(data, type=Said) for data in self.team.board.read(keys)] if keys else []
+        for message in said:
+            if message.error is not None:
+                raise error_of(message.error)
+        return {rank: message.data for rank, message in zip(ranks, said, strict=True)}
+
+    def _overdue(self, phase: str, absent: list[int]) -> str:
+        """Who is missing, where they were seen last, and for how long."""
+        before = self.phases[: self.phases.index(phase) + (absent == [self.team.ranks[0]])]  # the leader has a part in it, too
+        seen = []
+        for rank in absent[:8]:
+            done = [p for p in before if self.team.board.wait([f"{self._key}/{p}/{rank}"], 0.0)]
+            where = None if done else self._where(rank)
+            elsewhere = f"; it was last in {where.name!r}" if where is not None else ""
+            seen.append(f"rank {rank} ({f'last seen after {done[-1]!r}' if done else f'it never began{elsewhere}'})")
+        more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
+        return f"{self.name}: waited {time.monotonic() - self.start:.1f} s in {phase!r} for {', '.join(seen)}{more}"
+
+
+def error_of(said: list[str]) -> HoldfastError:
+    """The error that another rank posted, as one of our own."""
+    kind = getattr(errors, said[0], None)
+    is_ours = isinstance(kind, type) and issubclass(kind, HoldfastError)
+    return kind(said[1]) if is_ours and kind is not None else HoldfastError(said[1])

@@ -1,0 +1,1 @@
+"""The layout matrix: one small model under every parallel layout, saved under each and loaded under each other."""
