@@ -114,8 +114,10 @@ class Line:
         except TimeoutError:
             raise Deadline(f"rank {self.rank} of another node did not {doing} its part of window {window} in time") from None
         except OSError as error:
-            gone = Unavailable(f"rank {self.rank} of another node is gone before its part of window {window}: {error}")
-            raise self._call.excuse_of(self.rank) or gone from error
+            raise self._call.excuse_of(self.rank) or self._gone(window, error) from error
+
+    def _gone(self, window: int, error: OSError) -> Unavailable:
+        return Unavailable(f"rank {self.rank} of another node is gone before its part of window {window}: {error}")
 
 
 class Door:
