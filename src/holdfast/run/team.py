@@ -44,6 +44,25 @@ class Board(Protocol):
         ...
 
 
+class Apart:
+    """A part of a board for calls of their own, which go on beside the others."""
+
+    def __init__(self, board: Board, prefix: str) -> None:
+        self._board, self._prefix = board, prefix
+
+    def post(self, key: str, data: bytes) -> None:
+        self._board.post(self._prefix + key, data)
+
+    def wait(self, keys: Sequence[str], seconds: float) -> bool:
+        return self._board.wait([self._prefix + key for key in keys], seconds)
+
+    def read(self, keys: Sequence[str]) -> list[bytes]:
+        return self._board.read([self._prefix + key for key in keys])
+
+    def drop(self, keys: Iterable[str]) -> None:
+        self._board.drop(self._prefix + key for key in keys)
+
+
 class Where(msgspec.Struct, array_like=True):
     """Which call a rank is in, or was in last."""
 
