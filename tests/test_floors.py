@@ -27,7 +27,7 @@ FLOORS: list[set[str]] = [
     {"store"},
     {"run"},
     {"policy"},
-    {"tensors", "tree", "ranks"},
+    {"tensors", "tree", "ranks", "preemption"},
     {"sharding"},
     {"live"},
     {"loading"},
@@ -58,7 +58,7 @@ MAY_USE_THE_PUBLIC_NAMES = {"demo", "cli", "testing"}
 NEVER_TORCH = {"errors", "version", "patterns", "handle", "format", "plan", "store", "run", "agent"}
 """No import of torch at all, not even inside a function."""
 
-NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "address", "runs", "api", "cli"}
+NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "preemption", "address", "runs", "api", "cli"}
 """Nothing that runs when the module is imported imports torch."""
 
 LONGEST = 600

@@ -18,6 +18,7 @@ import msgspec
 
 from .. import errors
 from ..errors import Deadline, HoldfastError
+from .agreement import Decisions
 
 _GRACE_SECONDS = 1.0
 """How much longer than its leader a rank waits: the leader knows for whom all are waiting, and says so."""
@@ -41,6 +42,14 @@ class Board(Protocol):
 
     def drop(self, keys: Iterable[str]) -> None:
         """Forget keys; missing ones are no error."""
+        ...
+
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        """Set a key to `data`, not b"", if its value is `expected`, b"" for a key that is not there; the value that stands."""
+        ...
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        """Set a key that only the first rank to come sets, to `data`, not b""; what the first one set."""
         ...
 
 
@@ -97,6 +106,8 @@ class Team:
     _made: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of the calls that this rank has made, the last ones."""
     _spent: list[list[str]] = field(default_factory=list)
+    _decisions: dict[str, Decisions] = field(default_factory=dict)
+    _topics: dict[str, int] = field(default_factory=dict)
 
     @property
     def leads(self) -> bool:
@@ -111,6 +122,22 @@ class Team:
         """Let the leader do `work`, and return on all ranks what it gave, or raise what it raised."""
         call = self.call(name, seconds, [name])
         return call.answer(name, work) if self.leads else call.hear(name)
+
+    def decide(self, topic: str, number: int, mine: int) -> int:
+        """One value for each number of a topic, the same on all ranks: that of the first to ask. Waits for no other rank.
+
+        Args:
+            number: not below zero, and ascending; all ranks ask for the same ones. mine: the value, if this rank is the first.
+        Raises:
+            Refused: this rank is hopelessly behind the others; see `Decisions`.  BoardGone
+        """
+        decisions = self._decisions.setdefault(topic, Decisions(self.board, topic))
+        return decisions.decide(number, int(mine))
+
+    def numbered(self, topic: str) -> str:
+        """The topic with a number: another one each time, the same on all ranks that name it equally often."""
+        number = self._topics[topic] = self._topics.get(topic, 0) + 1
+        return f"{topic}/{number}"
 
     def call(self, name: str, seconds: float, phases: Sequence[str], order: int = -1) -> Call:
         """Begin a call that all ranks of the team make.
