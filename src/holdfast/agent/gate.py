@@ -71,4 +71,3 @@ def said_of(error: BaseException, rank: int | None = None) -> list[str]:
     if rank is not None and not text.startswith("rank "):
         text = f"rank {rank}: {text}"
     return [type(error).__name__, text]
-

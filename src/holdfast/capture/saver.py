@@ -111,6 +111,8 @@ class Saver:
         self._number = 0
         """Of the table that was sent last; its memory has come when `_ready` is the same."""
         self._ready = 0
+        self._has_saved = False
+        """Of this structure: then a save that is due does not wait for an engine or for memory."""
         self._free: set[int] = set()
         self._shots: dict[int, Shot] = {}
         """By slot."""
@@ -165,10 +167,8 @@ class Saver:
         """
         start, wall = time.monotonic(), time.time()
         look = self._view.look()
-        if look.is_new or self._number == 0 or self._rows is None:
-            self._take(look)
         self._contents = look.contents
-        slot = self._slot(orders, start)
+        slot = self._slot(orders, look, start)
         if slot is None:
             self.skipped += 1
             return None
@@ -367,27 +367,54 @@ class Saver:
                 else:
                     self._problems.append(error)
 
-    def _slot(self, orders: Orders, start: float) -> int | None:
+    def _slot(self, orders: Orders, look: Look, start: float) -> int | None:
         """A slot to fill, or None if the save is left out."""
+        if look.is_new:
+            self._has_saved = False
+        self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
+        if not self._agree(orders.step, self._is_ready and (bool(self._free) or orders.may_wait)):
+            self._check_present(orders)
+            return None
+        # another rank has a slot, and this one will hear of its own; or this one may wait
+        left = self._seconds - (time.monotonic() - start) if orders.may_wait else _LATE_SECONDS
         with self._lock:
-            self._lock.wait_for(lambda: self._fatal is not None or self._is_ready, _READY_SECONDS)
+            self._lock.wait_for(lambda: (self._free and self._is_ready) or self._fatal is not None, max(0.0, left))
             if self._fatal is not None:
                 raise self._fatal
-            if not self._is_ready:
-                raise Unavailable(f"step {orders.step}: no agent and no memory after {_READY_SECONDS:.0f} s")
-        if not self._agree(orders.step, bool(self._free) or orders.may_wait):
-            return None
-        with self._lock:
-            if not self._free and not orders.may_wait:  # another rank has a slot, and this one will hear of its own
-                self._lock.wait_for(lambda: self._free or not self._is_ready, _LATE_SECONDS)
-                if not self._free:
-                    self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True))
-            if not self._free and orders.may_wait:
-                left = max(0.0, self._seconds - (time.monotonic() - start))
-                self._lock.wait_for(lambda: self._free or not self._is_ready, left)
-                if not self._free:
-                    raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
-            return self._free.pop() if self._free else None
+            if self._free and self._is_ready:
+                self._has_saved = True
+                return self._free.pop()
+        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True))
+        if orders.may_wait:
+            raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
+        self._check_present(orders)
+        return None
+
+    def _check_present(self, orders: Orders) -> None:
+        """Raises:
+        Unavailable: nobody is there to save, which is another reason to leave a save out than that earlier ones take long.
+        """
+        if not self._is_ready and not self._has_saved:
+            raise Unavailable(f"step {orders.step}: no agent, or no memory, after {_READY_SECONDS:.0f} s")
+
+    def _await_ready(self, look: Look, seconds: float) -> None:
+        """Have the engine know what the state consists of, and wait for the memory."""
+        until = time.monotonic() + seconds
+        while self._fatal is None:
+            if self.link.is_up.wait(max(0.0, min(1.0, until - time.monotonic()))):
+                if look.is_new or self._number == 0 or self._rows is None:
+                    self._take(look)
+                    look = Look(look.contents, look.fresh, False)
+                number = self._number
+                with self._lock:
+                    self._lock.wait_for(
+                        lambda: self._is_ready or self._fatal is not None or self._number < number,  # the last: it was lost
+                        max(0.0, until - time.monotonic()),
+                    )
+            if self._is_ready or time.monotonic() >= until:
+                break
+        if self._fatal is not None:
+            raise self._fatal
 
     @property
     def _is_ready(self) -> bool:
@@ -424,4 +451,3 @@ class Saver:
             phases = [["capture", begin.began, now - begin.began, nbytes, "trainer"]]
             self.link.send(Captured(handle.step, shot.proofs, phases))
             handle.reach(CAPTURED)
-

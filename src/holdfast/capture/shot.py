@@ -220,4 +220,3 @@ class Shot:
                 "this capture is not used, and the tensor is copied at the call from now on. Wrap such code in ckpt.mutating()"
             )
         )
-

@@ -71,6 +71,12 @@ class Apart:
     def drop(self, keys: Iterable[str]) -> None:
         self._board.drop(self._prefix + key for key in keys)
 
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        return self._board.swap(self._prefix + key, expected, data)
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        return self._board.decide(self._prefix + key, data)
+
 
 class Where(msgspec.Struct, array_like=True):
     """Which call a rank is in, or was in last."""
