@@ -72,7 +72,7 @@ class DoesNotFit(Refused):
 
     def __init__(self, nbytes: int, memory: int | str) -> None:
         super().__init__(
-            f"one version of the state takes {nbytes / 2**30:.2f} GiB of this node's memory, which memory={memory!r} does not hold"
+            f"one version of the state takes {nbytes / 2**30:.2f} GiB of this node's memory: memory={memory!r} does not hold it"
         )
         self.nbytes = nbytes
 
@@ -405,10 +405,9 @@ class Saver:
                 if look.is_new or self._number == 0 or self._rows is None:
                     self._take(look)
                     look = Look(look.contents, look.fresh, False)
-                number = self._number
                 with self._lock:
                     self._lock.wait_for(
-                        lambda: self._is_ready or self._fatal is not None or self._number < number,  # the last: it was lost
+                        lambda: self._is_ready or self._fatal is not None or not self._number,  # the last: it was lost
                         max(0.0, until - time.monotonic()),
                     )
             if self._is_ready or time.monotonic() >= until:
