@@ -51,7 +51,7 @@ def when(seconds: float) -> str:
 
 def duration(seconds: float) -> str:
     """`0 s`, `3.2 ms`, `12.3 s`, `4 min 10 s`, `3 h 12 min`, `2 d 5 h`."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.3g} ms" if seconds > 0 else "0 s"
     if seconds < 99.95:
         return f"{seconds:.3g} s"

@@ -19,6 +19,8 @@ PHASES = ("capture", "barrier", "wait", "code", "write", "fsync", "commit", "pru
 """In the order in which they are shown; others come after them."""
 UNACCOUNTED = "unaccounted"
 """In place of a phase: time of a save in which none was under way."""
+_ROUNDING = 1e-5
+"""Seconds that get lost between times since 1970, which are known to a quarter of a microsecond."""
 WAITING = "wait"
 """A rank in this phase waits for others: it is held up, and holds nobody up."""
 
@@ -118,7 +120,9 @@ def _divide(record: SaveTimes) -> dict[str, float]:
         under_way = sum(active.values())
         for other, count in active.items() if until > at and under_way else ():
             shares[other] = shares.get(other, 0.0) + (until - at) * count / under_way
-    shares[UNACCOUNTED] = max(record.seconds - sum(shares.values()), 0.0)
+    rest = record.seconds - sum(shares.values())
+    if rest > _ROUNDING:
+        shares[UNACCOUNTED] = shares.get(UNACCOUNTED, 0.0) + rest  # nobody keeps a phase from being called so
     return {name: shares[name] for name in in_order(shares) if shares[name] > 0}
 
 

@@ -208,9 +208,9 @@ def change(saves: Sequence[Save]) -> Change | None:
 
 
 def _clipped(values: Sequence[float]) -> list[float]:
-    """The values, where the outermost twentieth on either side, at least one, is moved in to the next."""
+    """The values, where the outermost on either side, of many the outermost two, are moved in to the next."""
     ordered = sorted(values)
-    out = max(len(values) // 20, 1)
+    out = 1 if len(values) < 4 * _FEWEST else _FEWEST - 1  # fewer than make a change
     return [min(max(value, ordered[out]), ordered[-1 - out]) for value in values]
 
 

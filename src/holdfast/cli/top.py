@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import time
@@ -12,6 +13,7 @@ import typer
 
 from ..address import UsageError
 from ..errors import HoldfastError
+from .amounts import one_line
 from .glance import Ask, Glance, Table, blocks, glance
 from .place import Place, find_run
 from .terminal import Json, print_json, print_table, rich_table
@@ -63,18 +65,15 @@ def _watch(place: Place, ask: Ask, seen: Glance, interval: float) -> None:
     """Show one look after the other until somebody interrupts. A look that fails says why, and the next one may not."""
     from rich.live import Live
 
-    trouble = ""
-    with Live(_drawn(blocks(seen)), auto_refresh=False) as live:
+    trouble: list[str] = []
+    with contextlib.suppress(KeyboardInterrupt), Live(_drawn(blocks(seen)), auto_refresh=False) as live:
         while True:
+            time.sleep(interval)
             try:
-                time.sleep(interval)
-                seen, trouble = glance(place, ask, time.time()), ""
+                seen, trouble = glance(place, ask, time.time()), []
             except HoldfastError as error:
-                trouble = str(error)
-            except KeyboardInterrupt:
-                return
-            lines = [*blocks(seen), *(["", f"the last look failed: {trouble}"] if trouble else [])]
-            live.update(_drawn(lines), refresh=True)
+                trouble = ["", f"the last look failed: {one_line(str(error))}"]
+            live.update(_drawn([*blocks(seen), *trouble]), refresh=True)
 
 
 def _drawn(shown: Iterable[str | Table]) -> RenderableType:
