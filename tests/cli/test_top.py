@@ -116,6 +116,10 @@ def test_where_there_is_no_run_it_says_so(command, tmp_path: Path) -> None:
     assert command("top", tmp_path, "--once").code == 3
 
 
+def test_it_is_of_a_run_not_of_a_step(command, run: Path) -> None:
+    assert command("top", f"{run}@20").code == 2
+
+
 # --- from an agent ----------------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ def report(
     """Make one HTML page of how a run's saves went: what is slow, on which rank, since when; with --json none unless named."""
     place = find_run(run)
     if place.is_one_step:
-        raise UsageError(f"{run} is one step; a report is of a run: give it without @STEP")
+        raise UsageError(f"a report is of a run, not of a step: give {place.address.path}")
     numbers = place.history.attempt_numbers()
     if attempt and attempt not in numbers:
         raise NoCheckpoint(f"{place.store.url} has no attempt {attempt}; its newest is {max(numbers, default=0)}")

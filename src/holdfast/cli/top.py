@@ -32,6 +32,8 @@ def top(
     if not 0.1 <= interval <= 86400:
         raise UsageError(f"--interval {interval:g}: give seconds, from 0.1 to a day")
     place, ask = find_run(run), _agent_of()
+    if place.is_one_step:
+        raise UsageError(f"top shows a run, not a step: give {place.address.path}")
     first = glance(place, ask, time.time())
     if as_json:
         print_json(first.as_dict())
