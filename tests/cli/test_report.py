@@ -181,6 +181,9 @@ def test_the_picture_of_saves_is_as_high_as_their_seconds(command, timed: Path, 
     assert height(columns[8]) / height(columns[0]) == pytest.approx(4.75 / 1.75, rel=0.01)
     marks = [number for number, column in enumerate(columns) for r in column if r.get("class") in ("failed", "skipped")]
     assert marks == [3, 10]
+    (turn,) = [float(line.get("x1", "")) for line in picture.findall("line") if line.get("class") == "turn"]
+    before, after = (float(columns[n].findall("rect")[0].get("x", "")) for n in (6, 7))
+    assert before < turn <= after, "the line stands before step 800"
 
 
 def test_a_run_without_records_has_a_page_from_its_commits(command, run: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Each mark has a title with its numbers, which browsers show under the pointer. C
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ _LANE = 18.0
 _LABEL = 170.0
 _FAR = 4.0
 """What is so many times as high as nearly all others is cut off, with its number above it."""
-_LABEL_EACH = 70.0
+_LABEL_EACH = 90.0
 """Labels below columns stand no closer than this."""
 _LEAST = 1e-6
 """Of seconds: anything shorter is not to be seen."""
@@ -53,19 +54,26 @@ class Bar:
     label: str
     """Below it."""
     title: str
+    at: float = 0.0
+    """When it was, in seconds since 1970; below the label."""
     mark: str = ""
-    """The class of a mark above it, if it has one."""
+    """The class of its foot, if it has one."""
 
     @property
     def height(self) -> float:
         return sum(value for _, value in self.parts)
 
 
-def timeline(saves: Sequence[Save], palette: Palette) -> Html:
-    """A column for each save, as high as its wall time. Where there are too many, the slowest of several stands for them."""
+def timeline(saves: Sequence[Save], palette: Palette, since: float | None) -> Html:
+    """A column for each save, as high as its wall time. Where there are too many, the slowest of several stands for them.
+
+    Args:
+        since: a line stands before the first save that began then or later, in seconds since 1970.
+    """
     groups = in_groups(saves)
+    turn = None if since is None else next((n for n, group in enumerate(groups) if group[-1].began >= since), None)
     bars = [_save_bar(max(group, key=lambda s: (s.is_failed, s.seconds)), len(group), palette) for group in groups]
-    return columns(bars, duration, "wall time of each save, by phase")
+    return columns(bars, duration, "wall time of each save, by phase", turn)
 
 
 def in_groups(saves: Sequence[Save]) -> list[Sequence[Save]]:
@@ -86,7 +94,7 @@ def _save_bar(save: Save, count: int, palette: Palette) -> Bar:
         lines.append(f"(for {count} saves)")
     mark = "failed" if save.is_failed else "" if save.is_committed else "skipped"
     parts = [(palette[name], seconds) for name, seconds in save.own_seconds.items()]
-    return Bar(parts, str(save.step), "\n".join(lines), mark)
+    return Bar(parts, str(save.step), "\n".join(lines), save.began, mark)
 
 
 def sizes(found: Sequence[Size]) -> Html:
@@ -98,18 +106,18 @@ def sizes(found: Sequence[Size]) -> Html:
 def _size_bar(one: Size) -> Bar:
     ratio = "" if one.stored_ratio is None else f"\ncoded to {one.stored_ratio:.1%}"
     title = f"step {one.step}, attempt {one.attempt}\nstate {size(one.raw_bytes)}\nwritten {size(one.new_bytes)}{ratio}"
-    return Bar([("new", one.new_bytes), ("saved", max(one.raw_bytes - one.new_bytes, 0))], str(one.step), title)
+    return Bar([("new", one.new_bytes), ("saved", max(one.raw_bytes - one.new_bytes, 0))], str(one.step), title, one.at)
 
 
-def columns(bars: Sequence[Bar], words: Callable[[float], str], label: str) -> Html:
+def columns(bars: Sequence[Bar], words: Callable[[float], str], label: str, turn: int | None = None) -> Html:
     """A chart of columns side by side.
 
     Args:
-        words: says an amount. label: what the chart shows, for who does not see it.
+        words: says an amount. label: what the chart shows, for who does not see it. turn: a line stands before this column.
     """
     top = _top([bar.height for bar in bars])
     base, scale = HEIGHT - _BOTTOM, (HEIGHT - _BOTTOM - _TOP) / top
-    pitch = min((WIDTH - _LEFT) / max(len(bars), 1), 60.0)
+    pitch = min((WIDTH - _LEFT) / max(len(bars), 1), _LABEL_EACH)
     drawn = [_grid(value, base - value * scale, words) for value in _ticks(top)]
     every = max(math.ceil(_LABEL_EACH / pitch), 1)
     for number, bar in enumerate(bars):
@@ -117,6 +125,10 @@ def columns(bars: Sequence[Bar], words: Callable[[float], str], label: str) -> H
         drawn.append(_column(bar, x, pitch, base, scale, top, words))
         if number % every == 0:
             drawn.append(element("text", bar.label, x=x + pitch / 2, y=base + 16, text_anchor="middle"))
+            drawn.append(element("text", _moment(bar.at), x=x + pitch / 2, y=base + 29, text_anchor="middle"))
+    if turn is not None:
+        x = _LEFT + turn * pitch
+        drawn.append(element("line", x1=x, x2=x, y1=_TOP - 8, y2=base, class_="turn"))
     drawn.append(element("text", "step", x=_LEFT - 8, y=base + 16, text_anchor="end"))
     return element("svg", *drawn, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
 
@@ -140,6 +152,10 @@ def _column(bar: Bar, x: float, pitch: float, base: float, scale: float, top: fl
 def _grid(value: float, y: float, words: Callable[[float], str]) -> Html:
     line = element("line", x1=_LEFT, x2=WIDTH, y1=y, y2=y, class_="grid")
     return join(line, element("text", words(value), x=_LEFT - 8, y=y + 4, text_anchor="end"))
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%d %b %H:%M", time.localtime(at))
 
 
 def _top(values: Sequence[float]) -> float:

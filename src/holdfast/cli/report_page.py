@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from ..run.timings import AGENT
@@ -13,7 +14,7 @@ from .overview import Overview
 from .report_charts import Palette, in_groups, lanes, sizes, timeline
 from .report_style import STYLE
 from .saves import Save, in_order
-from .slowness import Heat, Row, Slowest, column_name
+from .slowness import Change, Heat, Row, Slowest, column_name
 
 GENERATOR = "holdfast report"
 """By this a page is known as one that may be written over."""
@@ -37,13 +38,14 @@ def page(seen: Overview) -> str:
         element("title", title),
         element("style", Html(STYLE)),
     )
-    made = f"{when(seen.made)}, holdfast {VERSION}" + (f", run {seen.id}" if seen.id else "")
+    zone = time.strftime("%Z", time.localtime(seen.made))
+    made = f"{when(seen.made)} {zone}, holdfast {VERSION}" + (f", run {seen.id}" if seen.id else "")
     body = element(
         "body",
         element("header", element("h1", title), element("p", made, class_="quiet")),
         _remarks(seen.remarks),
         _summary(seen),
-        _timeline(seen.saves, palette),
+        _timeline(seen.saves, palette, seen.change),
         _heat(seen.heat, seen.slowest),
         _within(seen.saves, palette),
         _sizes(seen),
@@ -89,15 +91,21 @@ def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds)
 
 
-def _timeline(saves: Sequence[Save], palette: Palette) -> Html | None:
+def _timeline(saves: Sequence[Save], palette: Palette, turn: Change | None) -> Html | None:
     if not saves:
         return None
     each = max(len(group) for group in in_groups(saves))
     span = f"{counted(len(saves), 'save')} from {when(saves[0].began)} to {when(saves[-1].began)}."
     several = f" Each column is the slowest of {each}." if each > 1 else ""
     marks = " A red foot: the save failed; an orange one: it was skipped." if any(not s.is_committed for s in saves) else ""
+    line = f" The dashed line: step {turn.step}, from which on they take {_kind(turn)}." if turn else ""
     shown = in_order({name for save in saves for name in save.own_seconds})
-    return _section("Saves", element("p", span + several + marks), timeline(saves, palette), palette.legend(shown))
+    chart = timeline(saves, palette, turn.at if turn else None)
+    return _section("Saves", element("p", span + several + marks + line), chart, palette.legend(shown))
+
+
+def _kind(turn: Change) -> str:
+    return f"{duration(turn.after_seconds)} instead of {duration(turn.before_seconds)}"
 
 
 def _heat(found: Heat, slowest: Slowest | None) -> Html | None:

@@ -22,6 +22,7 @@ dd { margin: 0; font-size: 1.1rem; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto; display: block; margin: .5rem 0 }
 svg text { font: 11px system-ui, sans-serif; fill: var(--quiet) }
 .grid { stroke: var(--line) }
+.turn { stroke: var(--bad); stroke-width: 1.5; stroke-dasharray: 5 3 }
 .hit { fill: transparent }
 g:hover > .hit { fill: var(--panel) }
 .legend span { display: inline-block; margin-right: 1.1rem; white-space: nowrap }
