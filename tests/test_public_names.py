@@ -27,6 +27,7 @@ PUBLIC = {
     "Checkpointer",
     "Init",
     "Handle",
+    "Agent",
     "Every",
     "Keep",
     # looking at runs and checkpoints
@@ -47,6 +48,7 @@ PUBLIC = {
     "Overdue",
     "Refused",
     "Unsupported",
+    "Torn",
 }
 
 

@@ -15,6 +15,8 @@ A reader's map, from the bottom up:
     parts, state        modules, optimizers, generators, objects, containers
     interop             safetensors in and out, torch out
     api, runs           the verbs; a run
+    agent               the process of a node that holds snapshots and writes them; its engine
+    capture, background copying state while training goes on, and what it takes to begin
     checkpointer        the one object that a trainer holds
 
 Names are loaded when first used, so that the command line starts without torch.
@@ -28,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 from .version import VERSION
 
 if TYPE_CHECKING:
-    from .api import Handle, export, load, restore, save
+    from .api import export, load, restore, save
     from .api import open_checkpoint as open
+    from .background import Agent
     from .checkpointer import Checkpointer, Init
     from .errors import (
         Corrupt,
@@ -41,10 +44,12 @@ if TYPE_CHECKING:
         Overdue,
         Refused,
         Superseded,
+        Torn,
         Unavailable,
         Unsupported,
     )
     from .format.values import register
+    from .handle import Handle
     from .loading.checkpoint import Checkpoint
     from .loading.ledger import Ledger
     from .per_rank import PerRank
@@ -54,12 +59,13 @@ if TYPE_CHECKING:
     from .state import State
 
 _HOMES = {
+    "Agent": ".background",
     "Checkpoint": ".loading.checkpoint",
     "Checkpointer": ".checkpointer",
     "Corrupt": ".errors",
     "Deadline": ".errors",
     "Every": ".policy.save",
-    "Handle": ".api",
+    "Handle": ".handle",
     "HoldfastError": ".errors",
     "Init": ".checkpointer",
     "Keep": ".policy.keep",
@@ -73,6 +79,7 @@ _HOMES = {
     "Run": ".runs",
     "State": ".state",
     "Superseded": ".errors",
+    "Torn": ".errors",
     "Unavailable": ".errors",
     "Unsupported": ".errors",
     "export": ".api",
@@ -87,6 +94,7 @@ _CALLED = {"open": "open_checkpoint"}
 __version__ = VERSION
 
 __all__ = [
+    "Agent",
     "Checkpoint",
     "Checkpointer",
     "Corrupt",
@@ -106,6 +114,7 @@ __all__ = [
     "Run",
     "State",
     "Superseded",
+    "Torn",
     "Unavailable",
     "Unsupported",
     "__version__",

@@ -13,6 +13,7 @@ HoldfastError                  1
   Refused                      6   would lose or mix data
     StepExists                 6   the decision about this step was already taken
   Unsupported                  2   a value, a dtype or an object that has no stored form
+  Torn                         1   a capture was not of one instant; nothing of it was committed
 """
 
 from __future__ import annotations
@@ -121,3 +122,7 @@ class Unsupported(HoldfastError):
     """A value, a dtype or an object that has no stored form; the message names its path and the way out."""
 
     exit_code = 2
+
+
+class Torn(HoldfastError):
+    """The state was changed while it was being captured; nothing of that capture was committed."""
