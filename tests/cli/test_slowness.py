@@ -144,6 +144,12 @@ def test_the_agent_is_no_rank_and_the_last_row() -> None:
     assert [column[0] for column in found.columns] == ["capture", "barrier", "wait", "write", "fsync", "commit"]
 
 
+def test_a_rank_that_is_recorded_in_parts_has_them_all() -> None:
+    parts = [RankPhases(0, "", (Phase("write", BEGAN, seconds),)) for seconds in (1.0, 2.0)]
+    (row,) = heat([Save(SaveTimes(step=1, attempt=1, began=BEGAN, ended=BEGAN + 3, ranks=tuple(parts)))]).rows
+    assert (row.medians, row.busy_seconds) == ({("write", ""): 3.0}, 3.0)
+
+
 @pytest.mark.parametrize("ranks", [0, 1])
 def test_of_fewer_than_two_ranks_none_is_the_slowest(ranks: int) -> None:
     assert slowest(heat([Save(save_times(1, ranks=ranks))])) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
@@ -114,7 +114,7 @@ def heat(saves: Sequence[Save]) -> Heat:
     spent: dict[tuple[int, str], list[dict[Column, float]]] = {}
     slowest: Counter[tuple[int, str]] = Counter()
     for save in done:
-        of_this = {(r.rank, r.node): _seconds(r) for r in save.record.ranks}
+        of_this = _by_rank(save.record.ranks)
         for key, seconds in of_this.items():
             spent.setdefault(key, []).append(seconds)
         busy = {key: _busy(seconds) for key, seconds in of_this.items() if key[0] != AGENT}
@@ -128,12 +128,15 @@ def heat(saves: Sequence[Save]) -> Heat:
     return Heat(_in_order({column for row in rows for column in row.medians}), tuple(rows), len(done))
 
 
-def _seconds(rank: RankPhases) -> dict[Column, float]:
-    total: dict[Column, float] = {}
-    for phase in rank.phases:
-        column = (phase.name, phase.lane)
-        total[column] = total.get(column, 0.0) + phase.seconds
-    return total
+def _by_rank(ranks: Iterable[RankPhases]) -> dict[tuple[int, str], dict[Column, float]]:
+    """Seconds by rank and node, then by phase. One that is there more than once has them all."""
+    found: dict[tuple[int, str], dict[Column, float]] = {}
+    for rank in ranks:
+        total = found.setdefault((rank.rank, rank.node), {})
+        for phase in rank.phases:
+            column = (phase.name, phase.lane)
+            total[column] = total.get(column, 0.0) + phase.seconds
+    return found
 
 
 def _busy(seconds: dict[Column, float]) -> float:
