@@ -34,6 +34,7 @@ from .run.marks import check_pin_is_free
 from .run.session import Session, keep_session
 from .runs import Run, plain_metrics
 from .state import State
+from .store.base import Store
 from .store.locate import open_store
 
 log = logging.getLogger("holdfast")
@@ -166,7 +167,9 @@ class Checkpointer:
         skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
         self._stop_saving()
         self._lead("finish what an agent holds", lambda: background.finish_earlier(self.run.store, self._seconds))
-        return self._go_on(self._resuming().resume(at, wishes, stage, required, skipped, self._init))
+        with background.in_memory(self.run.store) as reads:
+            resumed = self._resuming(reads).resume(at, wishes, stage, required, skipped, self._init)
+        return self._go_on(resumed)
 
     def step(self, n: int, *, metrics: Mapping[str, Any] | None = None) -> Handle | None:
         """Say that step `n` is complete: after optimizer, scheduler, scaler and averages. Saves if the policy says so.
@@ -245,8 +248,8 @@ class Checkpointer:
         finally:
             saver.close(_CLOSE_SECONDS)
 
-    def _resuming(self) -> Resuming:
-        return Resuming(self.run.store, self._state, self._team, self._seconds)
+    def _resuming(self, reads: Store | None = None) -> Resuming:
+        return Resuming(self.run.store, self._state, self._team, self._seconds, reads)
 
     def _stop_saving(self) -> None:
         """Before the state is filled: nothing of it may be on its way."""

@@ -11,6 +11,8 @@ import msgspec
 
 from ..format.records import Claim, Process
 from ..policy.keep import Keep
+from ..run.status import Status
+from ..run.timings import Phase
 
 VERSION = 1
 
@@ -132,7 +134,7 @@ class Captured(msgspec.Struct, tag=True, frozen=True):
     step: int
     proofs: dict[str, tuple[tuple[int, ...], str]]
     """Of what others hold, too, without it being declared: holders and digest, by name."""
-    phases: list[Any] = []
+    phases: tuple[Phase, ...] = ()
 
 
 class Dropped(msgspec.Struct, tag=True, frozen=True):
@@ -190,7 +192,23 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 class Told(msgspec.Struct, tag=True, frozen=True):
     """The agent's status; see run/status.py."""
 
-    status: Any
+    status: Status
+
+
+class Recall(msgspec.Struct, tag=True, frozen=True):
+    """Who begins anew asks for what is still in memory."""
+
+
+class Recalled(msgspec.Struct, tag=True, frozen=True):
+    """The newest durable step whose bytes are in memory; `step` is -1 where there is none. The descriptors come with it."""
+
+    step: int
+    attempt: int = 0
+    tables: list[Table] = []
+    slots: list[int] = []
+    """Of each arena, in the order of the descriptors: which slot it is in."""
+    shapes: list[tuple[int, int]] = []
+    """Slots and bytes of a slot of each arena."""
 
 
 Message = (
@@ -214,4 +232,6 @@ Message = (
     | Ask
     | Stop
     | Told
+    | Recall
+    | Recalled
 )

@@ -42,6 +42,7 @@ from ..run.census import Common as Shared
 from ..run.contents import Contents
 from ..run.shares import plan, share_of, structure_of
 from ..run.team import error_of
+from ..run.timings import TRAINER, Phase
 from ..state import State
 from . import barrier
 from .rows import Rows, rows_of
@@ -191,6 +192,7 @@ class Saver:
         begin = Begin(step, slot, self._ready, census, values, roles, orders.metrics, orders.refer, orders.pin, wall)
         self._work.put((shot, handle, begin))  # last: a thread that wakes takes the interpreter's lock
         shot.finish_at_once()
+        shot.call_seconds = time.monotonic() - start
         return handle
 
     def hold(self) -> None:
@@ -445,8 +447,16 @@ class Saver:
                 self.link.send(Dropped(handle.step, said_of(error)))
                 self._fail(handle.step, error)
                 continue
-            now = time.time()
-            nbytes = self._rows.nbytes if self._rows is not None else 0
-            phases = [["capture", begin.began, now - begin.began, nbytes, "trainer"]]
-            self.link.send(Captured(handle.step, shot.proofs, phases))
+            self.link.send(Captured(handle.step, shot.proofs, self._phases(shot, begin)))
             handle.reach(CAPTURED)
+
+    def _phases(self, shot: Shot, begin: Begin) -> tuple[Phase, ...]:
+        """What a capture that has just ended took, and for how long it held up training."""
+        now = time.time()
+        nbytes = self._rows.nbytes if self._rows is not None else 0
+        held = shot.held_seconds
+        return (
+            Phase("capture", begin.began, max(0.0, now - begin.began), nbytes),
+            Phase("step", begin.began, shot.call_seconds, 0, TRAINER),
+            Phase("barrier", max(begin.began, now - held), held, 0, TRAINER),
+        )

@@ -58,8 +58,9 @@ class Shot:
         self.proofs: dict[str, tuple[tuple[int, ...], str]] = {}
         """Holders and digest of each replica."""
         self.error: HoldfastError | None = None
-        self.held_seconds = 0.0
-        """How long optimizers have waited for it."""
+        self._held_seconds = self._holding_since = 0.0
+        self.call_seconds = 0.0
+        """Of the call of `step`, when it has returned."""
         self._begin(rows, set(fresh), turn)
 
     def _begin(self, rows: Rows, fresh: set[int], turn: int) -> None:
@@ -105,9 +106,17 @@ class Shot:
         if not self._left and not self._audit and not self._replicas:
             return
         start = time.perf_counter()
+        self._holding_since = self._holding_since or start
         self._drain(list(self._jobs) if optimizer is None else [optimizer, UNOWNED, AT_ONCE])
         self._prove(optimizer)
-        self.held_seconds += time.perf_counter() - start
+        self._held_seconds += time.perf_counter() - start
+        self._holding_since = 0.0
+
+    @property
+    def held_seconds(self) -> float:
+        """How long optimizers have waited for it so far."""
+        since = self._holding_since
+        return self._held_seconds + (time.perf_counter() - since if since else 0.0)
 
     def retire(self) -> None:
         """Prove nothing more: the slot is about to be filled again."""
