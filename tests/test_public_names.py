@@ -29,6 +29,7 @@ PUBLIC = {
     "Handle",
     "Every",
     "Keep",
+    "Preemption",
     # looking at runs and checkpoints
     "Run",
     "Checkpoint",

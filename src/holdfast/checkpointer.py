@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from .api import Handle, save_contents, save_jointly, state_contents
-from .errors import Deadline, HoldfastError, Refused, StepExists, Unavailable
+from .errors import Deadline, HoldfastError, Refused, StepExists, TooLate, Unavailable
 from .loading.ledger import Ledger
 from .loading.wishes import Wishes
 from .policy.durations import seconds_of
 from .policy.keep import Keep
 from .policy.save import Every
+from .preemption.settings import Preemption
+from .preemption.stopping import Stopping
 from .ranks import team_of
 from .resuming import Resumed, Resuming
 from .run.joint import Joint
@@ -64,6 +66,7 @@ class Checkpointer:
             to one checkpoint's bytes of extra files.
         ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.
         deadline: seconds, or "10m": by then each call that ranks make together has its outcome.
+        preemption: what `should_stop` looks at; True: `Preemption()`; None or False: nothing. Equal on all ranks.
     Raises:
         Unavailable: the store cannot be reached.
     """
@@ -80,6 +83,7 @@ class Checkpointer:
         recycle: bool = True,
         ranks: Sequence[int] | None = None,
         deadline: float | str = "10m",
+        preemption: Preemption | bool | None = True,
     ) -> None:
         if on_failure not in ("warn", "raise"):
             raise ValueError(f"on_failure={on_failure!r}: warn or raise")
@@ -91,6 +95,8 @@ class Checkpointer:
         self._raises, self._recycle = on_failure == "raise", recycle
         self._seconds, self._team = seconds_of(deadline, "deadline"), team_of(ranks)
         self._joint = Joint(self._team, self.run.store) if self._team is not None else None
+        watched = Preemption() if preemption is True else preemption or None
+        self._stopping = Stopping(watched, self._team, self.run.store.url.rstrip("/").rpartition("/")[2])
         self._session: Session | None = None
         self._has_begun = False
         self._step: int | None = None
@@ -104,9 +110,12 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        self._is_closed = True
+        try:
+            if kind is None:
+                self.close()
+        finally:
+            self._is_closed = True
+            self._stopping.close()
 
     def resume(
         self,
@@ -156,6 +165,17 @@ class Checkpointer:
             return None
         return self._save(None, None)
 
+    def should_stop(self) -> bool:
+        """Whether the job is asked to stop: leave the loop then, and with it the `with`, which saves the last step.
+
+        Every rank calls it equally often; all get the same answer at the same call, and once it is yes it stays so. From the
+        first call on, the signals of `preemption` no longer end the process.
+
+        Raises:
+            BoardGone: the store by which ranks talk does not answer.
+        """
+        return self._stopping.should_stop()
+
     def save(self, *, pin: str | None = None, select: str | Sequence[str] | None = None) -> Handle:
         """Save the state of the last `step()` now, whatever the policy says; if it is saved already, that save is returned.
 
@@ -176,9 +196,12 @@ class Checkpointer:
 
     def close(self) -> None:
         """Save the last step if it is not saved. Called when the `with` ends without an exception."""
-        if not self._is_closed and self._step is not None and self._step > self._saved_step:
-            self._save(None, None)
-        self._is_closed = True
+        try:
+            if not self._is_closed and self._step is not None and self._step > self._saved_step:
+                self._save(None, None)
+        finally:
+            self._is_closed = True
+            self._stopping.close()
 
     def _resuming(self) -> Resuming:
         return Resuming(self.run.store, self._state, self._team, self._seconds)
@@ -224,26 +247,37 @@ class Checkpointer:
     def _save(self, pin: str | None, select: str | Sequence[str] | None, must_raise: bool = False) -> Handle | None:
         self._ready()
         assert self._step is not None
-        step = self._step
+        step, began = self._step, time.monotonic()
         try:
+            self._check_time(step)
             handle = self._save_now(step, pin, select)
-        except (Unavailable, Deadline, StepExists) as error:
-            if self._raises or must_raise or (self._team is None and not isinstance(error, Unavailable)):
+        except (Unavailable, Deadline, StepExists, TooLate) as error:
+            can_wait = self._team is not None or isinstance(error, (Unavailable, TooLate))
+            if self._raises or must_raise or not can_wait:
                 raise
             log.error("step %d was not saved: %s", step, error)
             warnings.warn(f"step {step} was not saved: {error}", RuntimeWarning, stacklevel=3)
             return None
         if select is None:
             self._saved_step, self._saved_at, self._handle = step, time.monotonic(), handle
+            self._stopping.note_save(self._saved_at - began)
         self._prune()
         return handle
+
+    def _check_time(self, step: int) -> None:
+        """
+        Raises:
+            TooLate: the job stops, and this save cannot end before it is killed.
+        """
+        if refusal := self._stopping.refusal(step, self._saved_step or None):
+            raise TooLate(f"step {step} of {self.run.path}: {refusal}")
 
     def _save_now(self, step: int, pin: str | None, select: str | Sequence[str] | None) -> Handle:
         best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
         refer = not self._keep.is_kept_forever(step)
         if self._joint is not None:
             return save_jointly(
-                self._joint, self._opened, self._state, step, self._seconds,
+                self._joint, self._opened, self._state, step, self._stopping.within(self._seconds),
                 metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
             )  # fmt: skip
         made = state_contents(self._state, select)

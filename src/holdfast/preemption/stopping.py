@@ -93,7 +93,7 @@ class Stopping:
 
     def forecast(self, nbytes: int = 0) -> Forecast | None:
         """What the next save will take, by what this rank has seen."""
-        return forecast(self._past, nbytes)
+        return forecast(tuple(self._past), nbytes)
 
     def refusal(self, step: int, last_good: int | None, nbytes: int = 0, endangers: bool = False) -> str:
         """Why the save of `step` must not begin any more; empty if it may. The same on all ranks: the first to ask decides.
