@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 import warnings
@@ -89,23 +88,3 @@ def train(directory: Path, window: str, past_seconds: float | None, explicit: bo
     told.warned = tuple(str(w.message) for w in caught if issubclass(w.category, RuntimeWarning))
     told.is_restored = before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
     return told
-
-
-def ask_often(count: int, spacing: float) -> float:
-    """Median seconds of `should_stop` with all ranks at it."""
-    from holdfast.preemption.stopping import Stopping
-    from holdfast.ranks import team_of
-
-    stopping = Stopping(Preemption(), team_of(None), f"often {spacing}")
-    taken = []
-    for _ in range(count):
-        time.sleep(spacing)
-        began = time.perf_counter()
-        assert not stopping.should_stop()
-        taken.append(time.perf_counter() - began)
-    stopping.close()
-    return sorted(taken)[count // 2]
-
-
-def sends_itself(number: int) -> None:
-    os.kill(os.getpid(), number)
