@@ -61,7 +61,8 @@ class Checkpointer:
         state: a State, or a dict as for `holdfast.save`.
         save: when to save. keep: what to keep; pruning runs after each save.
         init: an address or an Init, read by `resume` only while the run has no commit.
-        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise.
+        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise,
+            but a save that is refused because the job is killed before it could end counts as one that fails.
         recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up
             to one checkpoint's bytes of extra files.
         ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import holdfast
 from holdfast import Preemption
 
+SAVES_AT = 2
 EVALUATES_AT = 3
 LAST = 40
 
@@ -55,7 +56,7 @@ def evaluate(directory: Path, seconds: float) -> None:
 
 
 def train(directory: Path, window: str, past_seconds: float | None, explicit: bool, file: str | None = None) -> Told:
-    """Train until told to stop.
+    """Train until told to stop. Nothing after `SAVES_AT` is saved before that.
 
     Args:
         window: of Preemption. past_seconds: what an earlier save is said to have taken. explicit: save by hand before leaving.
@@ -66,14 +67,17 @@ def train(directory: Path, window: str, past_seconds: float | None, explicit: bo
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         preemption = Preemption(window=window, file=file)
-        save = holdfast.Every(steps=2)
+        save = holdfast.Every(steps=1000)
         with holdfast.Checkpointer(directory / "run", held, save=save, preemption=preemption, deadline="40s") as ckpt:
             for step in range(ckpt.resume() + 1, LAST):
+                dist.barrier()  # as gradients make it
                 time.sleep(0.01 * rank)  # they come to their calls one after the other
                 go_on(held, step)
-                if past_seconds is not None:
-                    ckpt._stopping.note_save(past_seconds)
                 ckpt.step(step)
+                if step == SAVES_AT:
+                    ckpt.save()
+                    if past_seconds is not None:
+                        ckpt._stopping.note_save(past_seconds)
                 if step == EVALUATES_AT:
                     evaluate(directory, 0.1 * rank)
                 told.answers.append(ckpt.should_stop())
