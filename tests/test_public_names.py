@@ -30,6 +30,7 @@ PUBLIC = {
     "Agent",
     "Every",
     "Keep",
+    "Preemption",
     # looking at runs and checkpoints
     "Run",
     "Checkpoint",

@@ -20,13 +20,15 @@ from .api import save_contents, save_jointly, state_contents
 from .background import Agent, Settings
 from .capture import barrier
 from .capture.saver import DoesNotFit, Orders, Saver
-from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, Unavailable, Unsupported
+from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, TooLate, Unavailable, Unsupported
 from .handle import DURABLE, Handle
 from .loading.ledger import Ledger
 from .loading.wishes import Wishes
 from .policy.durations import seconds_of
 from .policy.keep import Keep
 from .policy.save import Every
+from .preemption.settings import Preemption
+from .preemption.stopping import Stopping
 from .ranks import team_of
 from .resuming import Resumed, Resuming
 from .run.joint import Joint
@@ -73,13 +75,15 @@ class Checkpointer:
         memory: bytes, or "16GiB", that snapshots may take on this node, of all its ranks; "auto": half of what is free.
         on_full: what to do with a save that is due while no memory is free: `skip` it, `wait`, or `coalesce`: as `skip`, and
             what is not being written yet makes room for what is newer.
-        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise.
+        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise,
+            but a save that is refused because the job is killed before it could end counts as one that fails.
         lose_at_most: seconds, or "2h": `step` raises Overdue when the last durable step is older.
         recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up
             to one checkpoint's bytes of extra files.
         ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.
         deadline: seconds, or "10m": by then each call that ranks make together has its outcome, and each save.
         agent: whether a process of this node saves, which survives the trainer; False: a thread. An Agent for its settings.
+        preemption: what `should_stop` looks at; True: `Preemption()`; None or False: nothing. Equal on all ranks.
     Raises:
         Unavailable: the store cannot be reached.
     """
@@ -100,6 +104,7 @@ class Checkpointer:
         ranks: Sequence[int] | None = None,
         deadline: float | str = "10m",
         agent: bool | Agent = True,
+        preemption: Preemption | bool | None = True,
     ) -> None:
         if on_failure not in ("warn", "raise"):
             raise ValueError(f"on_failure={on_failure!r}: warn or raise")
@@ -113,6 +118,8 @@ class Checkpointer:
         self._settings = Settings(memory, on_full, agent, self._keep, recycle, self._seconds)
         self._most_lost = None if lose_at_most is None else seconds_of(lose_at_most, "lose_at_most")
         self._joint = Joint(self._team, self.run.store) if self._team is not None else None
+        watched = Preemption() if preemption is True else preemption or None
+        self._stopping = Stopping(watched, self._team, self.run.store.url.rstrip("/").rpartition("/")[2])
         self._session: Session | None = None
         self._saver: Saver | None = None
         self._has_begun = False
@@ -135,6 +142,7 @@ class Checkpointer:
             self._is_closed = True
             with contextlib.suppress(HoldfastError):
                 self._end(drain=kind is not KeyboardInterrupt)
+        self._stopping.close()
 
     def resume(
         self,
@@ -196,6 +204,17 @@ class Checkpointer:
             self._prepare(self._saver)
         return None
 
+    def should_stop(self) -> bool:
+        """Whether the job is asked to stop: leave the loop then, and with it the `with`, which saves the last step.
+
+        Every rank calls it equally often; all get the same answer at the same call, and once it is yes it stays so. From the
+        first call on, the signals of `preemption` no longer end the process.
+
+        Raises:
+            BoardGone: the store by which ranks talk does not answer.
+        """
+        return self._stopping.should_stop()
+
     def save(self, *, pin: str | None = None, select: str | Sequence[str] | None = None) -> Handle:
         """Save the state of the last `step()` now, whatever the policy says; if it is saved already, that save is returned.
 
@@ -229,12 +248,15 @@ class Checkpointer:
         self._is_closed = True
         try:
             if self._saver is not None:
-                self._saver.drain(self._seconds)
+                self._saver.drain(self._stopping.within(self._seconds))
             has_failed = self._handle is not None and self._handle.error is not None
             if self._step is not None and (self._step > self._saved_step or has_failed):
                 self._save(None, None, may_wait=True)
         finally:
-            self._end(drain=True)
+            try:
+                self._end(drain=True)
+            finally:
+                self._stopping.close()
 
     def _end(self, drain: bool) -> None:
         """Let what was begun become durable, say what did not, and let go."""
@@ -243,7 +265,7 @@ class Checkpointer:
             return
         try:
             if drain:
-                saver.drain(self._seconds)
+                saver.drain(self._stopping.within(self._seconds))
             self._tell(saver.problems())
         finally:
             saver.close(_CLOSE_SECONDS)
@@ -325,13 +347,14 @@ class Checkpointer:
     ) -> Handle | None:
         self._ready()
         assert self._step is not None
-        step = self._step
+        step, began = self._step, time.monotonic()
         try:
+            self._check_time(step)
             if select is None and self._saver is not None:
                 handle = self._begin(self._saver, step, pin or "", may_wait)
             else:
                 handle = self._save_now(step, pin, select)
-        except (Unavailable, Deadline, StepExists) as error:
+        except (Unavailable, Deadline, StepExists, TooLate) as error:
             if self._raises or must_raise or (self._team is None and isinstance(error, StepExists)):
                 raise
             self._warn(f"step {step} was not saved: {error}")
@@ -340,7 +363,20 @@ class Checkpointer:
             log.info("step %d is not saved: no memory is free", step)
         elif select is None:
             self._saved_step, self._saved_at, self._handle = step, time.monotonic(), handle
+            if handle.is_over:
+                self._stopping.note_save(self._saved_at - began)
         return handle
+
+    def _check_time(self, step: int) -> None:
+        """Raises:
+        TooLate: the job stops, and this save cannot end before it is killed.
+        """
+        if self._saver is not None:
+            for seconds in self._saver.durations():
+                self._stopping.note_save(seconds)
+        durable = self._saver.last_durable[0] if self._saver is not None and self._saver.last_durable else self._saved_step
+        if refusal := self._stopping.refusal(step, durable or None):
+            raise TooLate(f"step {step} of {self.run.path}: {refusal}")
 
     def _begin(self, saver: Saver, step: int, pin: str, may_wait: bool) -> Handle | None:
         if pin:
@@ -355,12 +391,12 @@ class Checkpointer:
     def _save_now(self, step: int, pin: str | None, select: str | Sequence[str] | None) -> Handle:
         """Save within the call."""
         if self._saver is not None:
-            self._saver.drain(self._seconds)
+            self._saver.drain(self._stopping.within(self._seconds))
         best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
         refer = not self._keep.is_kept_forever(step)
         if self._joint is not None:
             handle = save_jointly(
-                self._joint, self._opened, self._state, step, self._seconds,
+                self._joint, self._opened, self._state, step, self._stopping.within(self._seconds),
                 metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
             )  # fmt: skip
         else:

@@ -121,6 +121,7 @@ class Saver:
         """By step: those that are under way, and when they began."""
         self._problems: list[HoldfastError] = []
         """For the trainer's next call."""
+        self._durations: list[float] = []
         self._fatal: HoldfastError | None = None
         self._turn = 0
         self.last_durable: tuple[int, float] | None = None
@@ -214,6 +215,12 @@ class Saver:
             if self._fatal is not None:
                 raise self._fatal
             found, self._problems = self._problems, []
+        return found
+
+    def durations(self) -> list[float]:
+        """Seconds from the call to durable of what has become so since this was asked last."""
+        with self._lock:
+            found, self._durations = self._durations, []
         return found
 
     def drain(self, seconds: float) -> None:
@@ -346,6 +353,8 @@ class Saver:
             if found is not None:
                 handle, began = found
                 self.last_durable = (message.step, began)
+                with self._lock:
+                    self._durations.append(time.monotonic() - began)
                 handle.reach(DURABLE)
                 self._handles.pop(message.step, None)
             return
