@@ -18,6 +18,7 @@ PUBLIC = {
     # saving and loading
     "State",
     "PerRank",
+    "Provider",
     "save",
     "load",
     "restore",

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .policy.keep import Keep
     from .policy.save import Every
     from .preemption.settings import Preemption
+    from .provider import Provider
     from .runs import Run
     from .state import State
 
@@ -78,6 +79,7 @@ _HOMES = {
     "Overdue": ".errors",
     "PerRank": ".per_rank",
     "Preemption": ".preemption.settings",
+    "Provider": ".provider",
     "Refused": ".errors",
     "Run": ".runs",
     "State": ".state",
@@ -114,6 +116,7 @@ __all__ = [
     "Overdue",
     "PerRank",
     "Preemption",
+    "Provider",
     "Refused",
     "Run",
     "State",

@@ -177,14 +177,14 @@ class Saver:
         rows, arena = self._rows, self._arena
         assert rows is not None
         assert arena is not None
-        self._renew(rows, look)
+        at_once = self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
             old.retire()
             barrier.unwatch(old)
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
-        shot = Shot(rows, look.fresh, arena.slot(slot), self._turn, lambda at: self.link.send(Progress(step, at)))
+        shot = Shot(rows, at_once, arena.slot(slot), self._turn, lambda at: self.link.send(Progress(step, at)))
         self._turn += 1
         self._shots[slot] = shot
         barrier.watch(shot)
@@ -430,20 +430,20 @@ class Saver:
     def _is_ready(self) -> bool:
         return self._number > 0 and self._ready == self._number
 
-    def _renew(self, rows: Rows, look: Look) -> None:
-        """Give rows that only this look knows their sources."""
-        if not look.fresh:
-            return
+    def _renew(self, rows: Rows, look: Look) -> list[int]:
+        """Give rows that only this look knows their sources; returns the positions of those that must be copied at once."""
+        at_once = []
         fresh = set(look.fresh)
-        for row in rows.rows:
-            if row.position in fresh:
-                item = look.contents.tensors[row.position]
-                source = item.source if row.share is None else share_of(item, row.share).source
-                assert source is not None
-                row.source = source
-        for replica in rows.replicas:
-            if replica.row.position in fresh and (source := look.contents.tensors[replica.row.position].source) is not None:
-                replica.row.source = source
+        for row in (*rows.rows, *(replica.row for replica in rows.replicas)) if fresh else ():
+            if row.position not in fresh:
+                continue
+            item = look.contents.tensors[row.position]
+            source = item.source if row.share is None else share_of(item, row.share).source
+            assert source is not None
+            is_same = row.renew(source)
+            if not is_same or item.role not in look.stable:
+                at_once.append(row.position)
+        return at_once
 
     def _copy_all(self) -> None:
         while (work := self._work.get()) is not None:

@@ -38,7 +38,8 @@ class _Job:
 
 class Shot:
     """Args:
-    rows: what to copy. fresh: positions of what only this look knows. slot: where the bytes go. turn: rotates the sample.
+    rows: what to copy. fresh: positions of what must be copied at once, as only this look knows it. slot: where the bytes go.
+    turn: rotates the sample.
     told: called, in whatever thread, with the number of rows that are complete, from the first on without a gap.
     """
 
