@@ -1,8 +1,8 @@
 """The command `python -m bench.stall`: what saving costs a training loop that goes on meanwhile.
 
 Prints the targets and a table for each loop, and leaves all values as JSON in `bench/results/` (small ones in its `scratch/`,
-where the checkpoints are written too). A method that is missing or fails is reported; the exit code is 1 only where
-nothing could be measured.
+where the checkpoints are written too). A method that is missing or fails is reported. No time makes the exit code 1; a
+checkpoint of ours that is not what was saved does, and where nothing could be measured.
 """
 
 import argparse
@@ -59,7 +59,8 @@ def main() -> int:
     name = f"{record['date'].replace(':', '').replace('-', '')}-stall-{plan.size}.json"
     (results / name).write_text(json.dumps(stall_report.as_json(record, driver.results), indent=1) + "\n")
     to_stderr(f"wrote {name}")
-    return 0 if any(result.values for result in driver.results.values()) else 1
+    measured = [result for result in driver.results.values() if result.values]
+    return 1 if not measured or any(result.is_ours and stall_report.is_wrong(result) for result in measured) else 0
 
 
 def describe(plan: Plan) -> dict[str, Any]:

@@ -46,6 +46,8 @@ class Measured(Result):
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     """Every value of every save by column, in the order of measuring."""
+    overlap_failure: str | None = None
+    """Why two overlapping saves could not be made and loaded; what was measured before stands."""
 
     def add_samples(self, loop: str, samples: dict[str, list[float]]) -> None:
         for column, values in samples.items():
@@ -143,7 +145,12 @@ class Driver:
             worker.ask("save_once")
         kept = max(0, saving.before_bytes - at_start_bytes)
         result.add({"save_extra_bytes": saving.extra_bytes, "kept_bytes": kept})
-        result.add({f"overlap.{column}": value for column, value in worker.ask("overlap").items()})
+        try:
+            result.add({f"overlap.{column}": value for column, value in worker.ask("overlap").items()})
+        except Failed as error:
+            result.overlap_failure = str(error)
+            self._report(f"  {error}")
+            return
         worker.ask("close")
 
 

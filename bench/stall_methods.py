@@ -28,6 +28,10 @@ Done = Callable[[], None]
 """Returns when the library says that the save is complete, or raises why it is not."""
 
 
+class Declined(Exception):
+    """The library does not save this step: it has chosen so, since another save is under way."""
+
+
 class Overlapping(Method):
     """One way to save while training goes on."""
 
@@ -46,7 +50,7 @@ class Overlapping(Method):
             measure.remove(path)
 
     def begin(self, step: int) -> Done:
-        """The call that a trainer makes after step `step`. Returns when the library gives control back."""
+        """The call that a trainer makes after step `step`. Returns when the library gives control back, or raises Declined."""
         raise NotImplementedError
 
     def passed(self, step: int) -> None:
@@ -102,7 +106,7 @@ class HoldfastStep(Overlapping):
     def begin(self, step: int) -> Done:
         handle = self.checkpointer.step(step)
         if handle is None:
-            raise ValueError(f"step {step} was due, and was not saved")
+            raise Declined(f"step {step} was due, and was not saved")
         return lambda: handle.wait("durable", timeout=SECONDS)
 
     def passed(self, step: int) -> None:

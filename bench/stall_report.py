@@ -61,15 +61,15 @@ def conclude(results: Iterable[Measured]) -> None:
 
 def loop_table(loop: str, results: Iterable[Measured]) -> str:
     """Medians over the rounds, and beside the cost the range of the rounds."""
-    rows = [[loop, *(column.heading for column in COLUMNS), "lost, rounds", "updates", "late"]]
+    rows = [[loop, *(column.heading for column in COLUMNS), "lost, rounds", "updates", "late", "others"]]
     for result in results:
         found = {name.removeprefix(f"{loop}."): value for name, value in medians(result).items() if name.startswith(f"{loop}.")}
         if not found:
             continue
-        lost = result.values[f"{loop}.lost"]
-        late = result.samples[f"{loop}.late"]
+        lost, late = result.values[f"{loop}.lost"], result.samples[f"{loop}.late"]
         cells = [f"{found[column.key] / column.unit:.{column.digits}f}" for column in COLUMNS]
-        cells += [f"{min(lost):.2f} to {max(lost):.2f}", f"{found['updates']:.0f}", f"{sum(late):.0f} of {len(late)}"]
+        cells += [f"{min(lost):.2f} to {max(lost):.2f}", f"{found['updates']:.0f}"]
+        cells += [f"{sum(late):.0f} of {len(late)}", f"{found['others']:.2f}"]
         rows.append([result.title + (" (failed)" if result.failure else ""), *cells])
     return f"{LOOPS[loop].title}:\n\n" + aligned(rows)
 
@@ -90,13 +90,23 @@ def whole_table(results: Iterable[Measured], tensors: int) -> str:
     return aligned(rows)
 
 
-def overlap_cell(result: Result) -> str:
+def overlap_cell(result: Measured) -> str:
     """Tensors wrong in the first and in the second of two overlapping saves: the worst of the rounds."""
+    if result.overlap_failure is not None:
+        return "FAILED"
     if "overlap.first_wrong" not in result.values:
         return "-"
-    first, second = (max(result.values[f"overlap.{which}_wrong"]) for which in ("first", "second"))
-    suffix = "" if any(result.values["overlap.is_overlapping"]) else ", none did"
-    return f"{first:.0f} and {second:.0f}{suffix}"
+    first = f"{max(result.values['overlap.first_wrong']):.0f}"
+    if not any(result.values["overlap.is_overlapping"]):
+        return f"{first}, no overlap"
+    second = result.values.get("overlap.second_wrong")
+    return f"{first} and {max(second):.0f}" if second else f"{first}, second declined"
+
+
+def is_wrong(result: Measured) -> bool:
+    """Whether any checkpoint that was loaded differed from the state at its call, or could not be loaded."""
+    counts = [count for name, values in result.values.items() if name.endswith("wrong") for count in values]
+    return any(counts) or result.overlap_failure is not None
 
 
 def target_row(target: Target, results: dict[str, Measured], judge: bool) -> list[str]:
@@ -124,6 +134,7 @@ def text(record: dict[str, Any], results: dict[str, Measured]) -> str:
         *(loop_table(loop, measured) for loop in record["loops"]),
         whole_table(measured, state["tensors"]),
         "\n".join(f"{result.title}: FAILED, {result.failure}" for result in measured if result.failure),
+        "\n".join(f"{result.title}, in overlap: {result.overlap_failure}" for result in measured if result.overlap_failure),
         f"{state['tensors']} tensors, {state['bytes'] / 1e9:.3f} GB, {record['rounds']} rounds",
         "\n".join(f"{key}: {value}" for key, value in record["machine"].items()),
         ", ".join(f"{key} {value}" for key, value in record["versions"].items()),

@@ -18,13 +18,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 import xxhash
 
 from bench import measure
 from bench.channel import serve
 from bench.stall_loops import LOOPS, Trainer, Update
-from bench.stall_methods import STRIDE, Done, Overlapping
+from bench.stall_methods import STRIDE, Declined, Done, Overlapping
 from bench.state import SIZES, PrivateSegment, Segment, TrainingState
 
 LONGEST_SECONDS = 30.0
@@ -75,6 +76,8 @@ class Window:
     call: float = 0.0
     done: float = 0.0
     durable: float = 0.0
+    others: float = 0.0
+    """Cores that other processes kept busy meanwhile."""
 
     @property
     def waited(self) -> float:
@@ -131,7 +134,10 @@ class Session:
         return {"samples": compared(having, lacking), "wrong": self._wrong(), "stored_bytes": stored, "updates": count}
 
     def overlap(self) -> dict[str, int]:
-        """Two saves, the second begun before the first is durable, the state changed in between: how many tensors are wrong?"""
+        """Two saves, the second begun before the first is durable, the state changed in between: how many tensors are wrong?
+
+        A library may decline the second; it may not take it and damage the first.
+        """
         self._prepare(saves=True)
         trainer = Trainer(self._state, LOOPS["interval"])
         try:
@@ -139,16 +145,25 @@ class Session:
             trainer.update(0, self._method.guard)
             first_step, first_saved = self._step, self._saved
             self._saved = fingerprints(self._state)
-            second = self._begin()
             is_overlapping = first.is_alive()
+            second = self._second()
             trainer.update(0, self._method.guard)
             first.finish()
-            second.finish()
+            if second is not None:
+                second.finish()
         finally:
             trainer.close()
-        second_wrong = self._wrong()
+        found = {"is_overlapping": int(is_overlapping), "is_declined": int(second is None)}
+        if second is not None:
+            found["second_wrong"] = self._wrong()
         self._step, self._saved = first_step, first_saved
-        return {"first_wrong": self._wrong(), "second_wrong": second_wrong, "is_overlapping": int(is_overlapping)}
+        return found | {"first_wrong": self._wrong()}
+
+    def _second(self) -> Watch | None:
+        try:
+            return self._begin()
+        except Declined:
+            return None
 
     def close(self) -> None:
         self._method.close()
@@ -195,11 +210,12 @@ class Session:
     def _without(self, trainer: Trainer, count: int) -> Window:
         self._prepare(saves=False)
         updates = []
-        start = time.perf_counter()
+        busy, start = others_seconds(), time.perf_counter()
         for number in range(count):
             trainer.compute(nothing)
             updates.append(trainer.update(number, contextlib.nullcontext))
-        return Window(updates, time.perf_counter() - start)
+        wall = time.perf_counter() - start
+        return Window(updates, wall, others=(others_seconds() - busy) / wall)
 
     def _wrong(self) -> int:
         """Load the last save into the zeroed state; returns how many tensors differ from what they were at its call."""
@@ -211,6 +227,12 @@ class Session:
 
 def nothing() -> None:
     """What a trainer does for a library that is not there."""
+
+
+def others_seconds() -> float:
+    """Processor seconds that were not idle and not this process's, since the start of the machine."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice - time.process_time()
 
 
 def fingerprints(state: TrainingState) -> dict[str, int]:
@@ -233,6 +255,7 @@ def compared(having: list[Window], lacking: list[Window]) -> Samples:
         "done": [window.done for window in having],
         "durable": [window.durable for window in having],
         "wall": [window.wall for window in lacking],
+        "others": [window.others for window in lacking],
         "late": [float(window.durable > window.wall) for window in having],
     }
     parts = zip(samples["call"], samples["barrier"], samples["extra"], strict=True)
