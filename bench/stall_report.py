@@ -39,6 +39,8 @@ TARGETS = (
     Target("interval: blocked in all", "holdfast", "interval.blocked", BEST_PEER, 1 / 8),
     Target("compute: cost of a checkpoint", "holdfast", "compute.lost", BEST_PEER, 0.25),
     Target("launch: cost of a checkpoint", "holdfast", "launch.lost", BEST_PEER, 0.5),
+    Target("compute: blocked in all", "holdfast", "compute.blocked", BEST_PEER),
+    Target("launch: blocked in all", "holdfast", "launch.blocked", BEST_PEER),
     Target("compute: durable, s", "holdfast", "compute.durable", "", 0.75),
     Target("launch: durable, s", "holdfast", "launch.durable", "", 0.75),
     Target("interval: durable, s", "holdfast", "interval.durable", "", 0.75),
