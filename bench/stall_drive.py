@@ -124,7 +124,7 @@ class Driver:
         try:
             self._measure(worker, result)
         except (Failed, OSError) as error:
-            result.failure = str(error).replace(f"{self._plan.directory}/", "")
+            result.failure = self._reason(error)
             self._report(f"{key} is out: {result.failure}")
         finally:
             worker.end()
@@ -148,10 +148,14 @@ class Driver:
         try:
             result.add({f"overlap.{column}": value for column, value in worker.ask("overlap").items()})
         except Failed as error:
-            result.overlap_failure = str(error)
-            self._report(f"  {error}")
+            result.overlap_failure = self._reason(error)
+            self._report(f"  {result.overlap_failure}")
             return
         worker.ask("close")
+
+    def _reason(self, error: Exception) -> str:
+        """Without the place on this machine."""
+        return str(error).replace(f"{self._plan.directory}/", "")
 
 
 def shown(loop: str, column: str, result: Measured) -> str:
