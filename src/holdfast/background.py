@@ -113,7 +113,7 @@ def start(
         joint = Joint(Team(team.ranks, team.rank, Apart(team.board, "background/"), team.node), marks)
         seconds, keep, recycle = settings.seconds, settings.keep, settings.recycle
         writer = JointWriter(joint, lambda: _held(session), lambda: saver.contents, seconds, keep, recycle)
-    saver.link = ThreadLink(rank, writer, saver.hear, settings.on_full, marks, attempt)
+    saver.link = ThreadLink(rank, writer, saver.hear, marks, attempt)
     return saver
 
 
@@ -140,7 +140,7 @@ def in_memory(store: Store) -> Iterator[Store]:
 
 
 def _adopt(settings: Settings, session: Session, ranks: tuple[int, ...], idle: float) -> Callable[[], Adopt]:
-    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, settings.on_full, idle)
+    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, idle)
 
 
 def _held(session: Session | None) -> Session:

@@ -125,7 +125,7 @@ class Checkpointer:
         self._has_begun = False
         self._step: int | None = None
         self._metrics: Mapping[str, Any] | None = None
-        self._saved_step = 0
+        self._saved_step = self._resumed_step = 0
         self._handle: Handle | None = None
         self._saved_at = time.monotonic()
         self._durable_at = time.monotonic()
@@ -213,6 +213,7 @@ class Checkpointer:
         Raises:
             BoardGone: the store by which ranks talk does not answer.
         """
+        self._note_saves()
         return self._stopping.should_stop()
 
     def save(self, *, pin: str | None = None, select: str | Sequence[str] | None = None) -> Handle:
@@ -281,7 +282,7 @@ class Checkpointer:
 
     def _go_on(self, resumed: Resumed) -> int:
         self.ledger = resumed.ledger or self.ledger
-        self._step = self._saved_step = resumed.step
+        self._step = self._saved_step = self._resumed_step = resumed.step
         self._session, self._has_begun, self._handle = resumed.session, True, None
         self._saved_at = self._durable_at = time.monotonic()
         if self._session is not None:
@@ -367,14 +368,20 @@ class Checkpointer:
                 self._stopping.note_save(self._saved_at - began)
         return handle
 
+    def _note_saves(self) -> None:
+        """Let the forecast know how long saves have taken."""
+        if self._saver is not None:
+            for seconds in self._saver.durations():
+                self._stopping.note_save(seconds)
+
     def _check_time(self, step: int) -> None:
         """Raises:
         TooLate: the job stops, and this save cannot end before it is killed.
         """
-        if self._saver is not None:
-            for seconds in self._saver.durations():
-                self._stopping.note_save(seconds)
-        durable = self._saver.last_durable[0] if self._saver is not None and self._saver.last_durable else self._saved_step
+        self._note_saves()
+        durable = self._resumed_step if self._saver is not None else self._saved_step
+        if self._saver is not None and self._saver.last_durable is not None:
+            durable = self._saver.last_durable[0]
         if refusal := self._stopping.refusal(step, durable or None):
             raise TooLate(f"step {step} of {self.run.path}: {refusal}")
 
@@ -383,7 +390,9 @@ class Checkpointer:
             self._lead(f"pin {pin}", lambda: check_pin_is_free(self.run.store, pin))
         refer = not self._keep.is_kept_forever(step) and not pin
         try:
-            return saver.begin(Orders(step, plain_metrics(self._metrics), refer, pin, may_wait))
+            return saver.begin(
+                Orders(step, plain_metrics(self._metrics), refer, pin, may_wait, self._settings.on_full == "coalesce")
+            )
         except DoesNotFit as error:
             self._do_without(saver, error)
             return self._save_now(step, pin or None, None)

@@ -25,7 +25,7 @@ from .arena import Arena, Bytes
 from .contents import Taken, contents_of, differing_census
 from .gate import ALL, Gate, said_of
 from .marks import Marks
-from .messages import Begin, Captured, Common, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
+from .messages import Begin, Captured, Common, Displace, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
 from .proofs import check_replicas
 from .times import Times
 from .writer import Writer
@@ -73,7 +73,7 @@ class Rank:
 class Engine:
     """Args:
     ranks: global ranks, all of which take part in each version. tell: sends a message to a rank; must not block for long.
-    writer: commits. on_full: `coalesce` drops a version that is not being written yet for a newer one.
+    writer: commits.
     store: of the run, as the writer has it; if it is `Marks`, it tells what the time was spent on.
     arenas: by rank, of an engine before.
     """
@@ -83,12 +83,11 @@ class Engine:
         ranks: Sequence[int],
         writer: Writer,
         tell: Tell,
-        on_full: str,
         store: Store,
         attempt: int,
         arenas: Mapping[int, Arena] | None = None,
     ) -> None:
-        self.ranks, self.writer, self.on_full = tuple(ranks), writer, on_full
+        self.ranks, self.writer = tuple(ranks), writer
         self._tell_rank = tell
         self._store, self._attempt = store, attempt
         self._members = {rank: Rank(arena=(arenas or {}).get(rank)) for rank in ranks}
@@ -115,6 +114,7 @@ class Engine:
         handlers: dict[type, Callable[[int, Any], None]] = {
             Structured: self._structured, Begin: self._begin, Progress: self._progress, Captured: self._captured,
             Dropped: self._dropped,
+            Displace: self._displace,
         }  # fmt: skip
         if isinstance(message, Table):  # takes long
             self._table(rank, message)
@@ -257,10 +257,7 @@ class Engine:
         if differing_census(version.begun):
             self._give_up(version, ["Torn", "the structure of the state changed on some ranks at this step"], is_skip=True)
             return
-        if self.on_full == "coalesce":
-            for older in [v for v in self._queue if v.step < version.step]:
-                self._give_up(older, ["Unavailable", f"step {version.step} took its place"], is_skip=True)
-        version.level, version.times.queued = QUEUED, time.time()
+        version.level = QUEUED
         self._queue.append(version)
         self._changed.notify_all()
 
@@ -278,6 +275,10 @@ class Engine:
     def _dropped(self, rank: int, message: Dropped) -> None:
         version = self._versions.setdefault(message.step, Version(message.step))
         self._give_up(version, message.error, message.is_skip)
+
+    def _displace(self, rank: int, message: Displace) -> None:
+        for older in [v for v in self._queue if v.step < message.step]:
+            self._give_up(older, ["Unavailable", f"step {message.step} took its place"], is_skip=True)
 
     def _give_up(self, version: Version, error: list[str], is_skip: bool = False) -> None:
         """End a version that cannot be written any more; one that is being written ends when its writer has noticed."""

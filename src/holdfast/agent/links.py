@@ -60,9 +60,9 @@ class ThreadLink:
         hear: called, in threads of the engine, with what it says.
     """
 
-    def __init__(self, rank: int, writer: Writer, hear: Hear, on_full: str, store: Store, attempt: int) -> None:
+    def __init__(self, rank: int, writer: Writer, hear: Hear, store: Store, attempt: int) -> None:
         self._rank, self._hear = rank, hear
-        self._engine = Engine((rank,), writer, self._tell, on_full, store, attempt)
+        self._engine = Engine((rank,), writer, self._tell, store, attempt)
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self.is_up = threading.Event()
         self.is_up.set()

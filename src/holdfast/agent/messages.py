@@ -41,7 +41,6 @@ class Adopt(msgspec.Struct, tag=True, frozen=True):
     libraries: dict[str, str]
     keep: Keep
     recycle: bool
-    on_full: str
     idle_seconds: float
 
 
@@ -145,6 +144,12 @@ class Dropped(msgspec.Struct, tag=True, frozen=True):
     is_skip: bool = False
 
 
+class Displace(msgspec.Struct, tag=True, frozen=True):
+    """A newer step needs memory: what is not being written yet is dropped for it."""
+
+    step: int
+
+
 class Outcome(msgspec.Struct, tag=True, frozen=True):
     """To all ranks: how a step has ended. `error` is [name of the class, text]."""
 
@@ -224,6 +229,7 @@ Message = (
     | Progress
     | Captured
     | Dropped
+    | Displace
     | Outcome
     | Free
     | Flush

@@ -59,7 +59,10 @@ class Remembering(Wrapped):
         return super().open(path) if found is None else _Reader(self, found, super().open(path))
 
     def forget(self) -> None:
-        self._files.clear()
+        """Let go of the memory, whoever still has a file open."""
+        for file in self._files.values():
+            file.starts.clear()
+            file.parts.clear()
 
 
 class _Reader:

@@ -219,9 +219,7 @@ class Agent:
                 return
             with self._lock:
                 self._idle = self._idle if self._stays else message.idle_seconds
-                self._engine = Engine(
-                    message.ranks, writer, self._tell, message.on_full, self._store, message.claim.attempt, arenas
-                )
+                self._engine = Engine(message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas)
                 self._adopted = message
                 present = [(rank, self._ranks[rank]) for rank in message.ranks if rank in self._ranks]
             for _, other in present:

@@ -18,15 +18,14 @@ log = logging.getLogger("holdfast")
 
 @dataclass
 class Times:
-    """Of one version. Instants are seconds of the monotonic clock; `wall` says where they lie.
+    """Of one version.
 
     Attributes:
-        began: unix seconds at which the first rank's `step` was called. queued, taken, ended: when all ranks had begun it, when
-            the writer took it, when it was over. by_rank: what each rank has told of its capture.
+        began, taken, ended: unix seconds at which the first rank's `step` was called, the writer took it, it was over.
+        by_rank: what each rank has told of its capture. writing: what the writer did.
     """
 
     began: float = 0.0
-    queued: float = 0.0
     taken: float = 0.0
     ended: float = 0.0
     by_rank: dict[int, tuple[Phase, ...]] = field(default_factory=dict)
@@ -35,7 +34,7 @@ class Times:
     def wrote(self, store: Store) -> None:
         """Note what the writer did, as the store has seen it."""
         now = time.time()
-        before = [Phase("wait", self.queued, max(0.0, self.taken - self.queued))] if self.queued else []
+        before = [Phase("wait", self.began, max(0.0, self.taken - self.began))] if self.began else []
         spans = store.spans(self.taken, now) if isinstance(store, Marks) else [("write", self.taken, max(0.0, now - self.taken))]
         nbytes = store.nbytes if isinstance(store, Marks) else 0
         self.writing = (*before, *(Phase(name, at, seconds, nbytes if name == "write" else 0) for name, at, seconds in spans))

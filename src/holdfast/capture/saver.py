@@ -25,6 +25,7 @@ from ..agent.messages import (
     Begin,
     Captured,
     Common,
+    Displace,
     Dropped,
     Free,
     Memory,
@@ -52,6 +53,8 @@ from .view import Look, View
 log = logging.getLogger("holdfast")
 _READY_SECONDS = 60.0
 """How long the first save, or the first one of another structure, waits for its memory."""
+_DISPLACE_SECONDS = 0.1
+"""How long a save waits for what it displaces; it takes a message and its answer."""
 _LATE_SECONDS = 0.5
 """How long a rank waits for the word that a slot is free, which other ranks have heard already."""
 
@@ -66,6 +69,8 @@ class Orders:
     pin: str = ""
     may_wait: bool = False
     """Until memory is free; else the save is left out then."""
+    displaces: bool = False
+    """What is not being written yet makes room for it."""
 
 
 class DoesNotFit(Refused):
@@ -179,8 +184,8 @@ class Saver:
         assert arena is not None
         at_once = self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
-            old.retire()
             barrier.unwatch(old)
+            old.release()
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
@@ -245,6 +250,7 @@ class Saver:
         self._copier.join(seconds)
         for shot in self._shots.values():
             barrier.unwatch(shot)
+            shot.release()
         self.link.close(seconds)
         self._shots.clear()
         if self._arena is not None:
@@ -383,6 +389,10 @@ class Saver:
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
+        if orders.displaces and not self._free and self._is_ready:
+            self.link.send(Displace(orders.step))
+            with self._lock:
+                self._lock.wait_for(lambda: self._free or not self._is_ready, _DISPLACE_SECONDS)
         if not self._agree(orders.step, self._is_ready and (bool(self._free) or orders.may_wait)):
             self._check_present(orders)
             return None

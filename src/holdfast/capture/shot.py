@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..agent.arena import Bytes
 from ..errors import HoldfastError, Torn
 from ..format.digest import digest
@@ -119,9 +121,10 @@ class Shot:
         since = self._holding_since
         return self._held_seconds + (time.perf_counter() - since if since else 0.0)
 
-    def retire(self) -> None:
-        """Prove nothing more: the slot is about to be filled again."""
+    def release(self) -> None:
+        """Prove nothing more, and let go of the slot, which is about to be filled again. All must be copied."""
         self._audit, self._replicas = [], []
+        self._slot = np.empty(0, np.uint8)
 
     def give_up(self, error: HoldfastError) -> None:
         """Copy no more, and have nobody wait."""
