@@ -339,8 +339,17 @@ class Engine:
                     self.last_committed = version.step, time.time()
                 self._end(version, version.written.attempt if version.written is not None else 0)
             if error is None:
-                self.writer.prune()
-            self._record()
+                self._prune()
+
+    def _prune(self) -> None:
+        """Remove what is not to be kept. Whatever goes wrong with it, the next version is written."""
+        try:
+            why = self.writer.prune()
+        except Exception as error:
+            log.exception("pruning failed")
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            self.errors.append((time.time(), f"pruning failed, nothing was lost: {why}"))
 
     def _take(self) -> Version | None:
         """The next version to write, when there is one; None at the end."""

@@ -48,5 +48,5 @@ class Times:
             ended=max(self.ended, self.began), raw_bytes=step.commit.raw_bytes if step else 0,
             new_bytes=step.commit.new_bytes if step else 0, ranks=(RankPhases(AGENT, "", self.writing), *ranks),
         )  # fmt: skip
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(HoldfastError, OSError):
             keep_times(store, record)
