@@ -372,7 +372,8 @@ class Saver:
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
-        if not self._agree(orders.step, self._is_ready and (bool(self._free) or orders.may_wait)):
+        # where all wait there is nothing to agree on, and the answer about this step may be there: that it was left out
+        if not orders.may_wait and not self._agree(orders.step, self._is_ready and bool(self._free)):
             self._check_present(orders)
             return None
         # another rank has a slot, and this one will hear of its own; or this one may wait
