@@ -32,6 +32,8 @@ _CONNECT_SECONDS = 30.0
 _BYE_SECONDS = 5.0
 
 Hear = Callable[[Message, list[int]], None]
+_Outgoing = tuple[Message, Callable[[], None] | None]
+"""A message, and what to call when it is sent."""
 
 
 class Link(Protocol):
@@ -43,7 +45,9 @@ class Link(Protocol):
 
     is_up: threading.Event
 
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        """Returns at once. `sent` is called, in a thread, when the engine has the message, or will have it though this process dies."""
+        ...
 
     def flush(self, seconds: float) -> bool:
         """Whether all that was captured is durable, or has failed, within so many seconds."""
@@ -62,14 +66,14 @@ class ThreadLink:
     def __init__(self, rank: int, writer: Writer, hear: Hear, on_full: str, store: object) -> None:
         self._rank, self._hear = rank, hear
         self._engine = Engine((rank,), writer, self._tell, on_full, store)
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self.is_up = threading.Event()
         self.is_up.set()
         self._sender = threading.Thread(target=self._send_all, name="holdfast-link", daemon=True)
         self._sender.start()
 
-    def send(self, message: Message) -> None:
-        self._outbox.put(message)
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        self._outbox.put((message, sent))
 
     def flush(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -86,9 +90,12 @@ class ThreadLink:
         self._hear(message, [os.dup(fd) for fd in fds])
 
     def _send_all(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (outgoing := self._outbox.get()) is not None:
+            message, sent = outgoing
             try:
                 self._engine.receive(self._rank, message)
+                if sent is not None:
+                    sent()
             except Exception:
                 log.exception("the engine failed on %s", type(message).__name__)
 
@@ -112,13 +119,13 @@ class AgentLink:
         self.pid = 0
         """Of the agent."""
         self._flushed: queue.SimpleQueue[Flushed] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="holdfast-link", daemon=True)
         self._thread.start()
 
-    def send(self, message: Message) -> None:
-        self._outbox.put(message)
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        self._outbox.put((message, sent))
 
     def flush(self, seconds: float) -> bool:
         if not self.is_up.is_set():
@@ -189,12 +196,15 @@ class AgentLink:
         return end
 
     def _send_all(self, wire: Wire) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (outgoing := self._outbox.get()) is not None:
+            message, sent = outgoing
             try:
                 wire.send(message)
             except OSError:
                 wire.close()
                 return
+            if sent is not None:  # what the socket has taken, the agent will read
+                sent()
         if self._is_closing:
             wire.close()
 

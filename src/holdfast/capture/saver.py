@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -449,5 +450,4 @@ class Saver:
             now = time.time()
             nbytes = self._rows.nbytes if self._rows is not None else 0
             phases = [["capture", begin.began, now - begin.began, nbytes, "trainer"]]
-            self.link.send(Captured(handle.step, shot.proofs, phases))
-            handle.reach(CAPTURED)
+            self.link.send(Captured(handle.step, shot.proofs, phases), partial(handle.reach, CAPTURED))
