@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..agent.arena import Arena
+from ..agent.arena import Arena, Bytes
 from ..agent.gate import said_of
 from ..agent.host import free_bytes
 from ..agent.links import Link
@@ -68,6 +68,22 @@ class Orders:
     """Until memory is free; else the save is left out then."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A slot that is to be filled, and what it was made for.
+
+    Attributes:
+        memory: of the slot. rows: that have their places in it. table: the number under which the engine knows them.
+        census: digest of the one that the rows were computed from.
+    """
+
+    slot: int
+    memory: Bytes
+    rows: Rows
+    table: int
+    census: str
+
+
 class DoesNotFit(Refused):
     """Not even one version fits into the memory that is allowed; `nbytes`: of one, on this node."""
 
@@ -110,7 +126,9 @@ class Saver:
         self._census: Census | None = None
         self._arena: Arena | None = None
         self._number = 0
-        """Of the table that was sent last; its memory has come when `_ready` is the same."""
+        """Of the table that was sent last, 0 for none; its memory has come when `_ready` is the same."""
+        self._tables = 0
+        """How many there were; no two have one number, whichever agent they were sent to."""
         self._ready = 0
         self._has_saved = False
         """Of this structure: then a save that is due does not wait for an engine or for memory."""
@@ -169,13 +187,11 @@ class Saver:
         start, wall = time.monotonic(), time.time()
         look = self._view.look()
         self._contents = look.contents
-        slot = self._slot(orders, look, start)
-        if slot is None:
+        place = self._place(orders, look, start)
+        if place is None:
             self.skipped += 1
             return None
-        rows, arena = self._rows, self._arena
-        assert rows is not None
-        assert arena is not None
+        rows, slot = place.rows, place.slot
         self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
             old.retire()
@@ -183,13 +199,12 @@ class Saver:
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
-        shot = Shot(rows, look.fresh, arena.slot(slot), self._turn, lambda at: self.link.send(Progress(step, at)))
+        shot = Shot(rows, look.fresh, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
         self._turn += 1
         self._shots[slot] = shot
         barrier.watch(shot)
-        census = self._census.common.digest() if self._census is not None else ""
         values, roles = look.contents.values, look.contents.roles
-        begin = Begin(step, slot, self._ready, census, values, roles, orders.metrics, orders.refer, orders.pin, wall)
+        begin = Begin(step, slot, place.table, place.census, values, roles, orders.metrics, orders.refer, orders.pin, wall)
         self._work.put((shot, handle, begin))  # last: a thread that wakes takes the interpreter's lock
         shot.finish_at_once()
         return handle
@@ -276,7 +291,8 @@ class Saver:
         """Tell the engine what the state consists of now."""
         self._contents = look.contents
         with self._lock:
-            self._number += 1
+            self._tables += 1
+            self._number = self._tables
         if self._is_shared:
             structure = structure_of(look.contents)
             is_known = self._structure is not None and structure.digest() == self._structure.digest()
@@ -288,9 +304,12 @@ class Saver:
         self._send_table()
 
     def _send_table(self) -> None:
-        with self._lock:
-            self._number += 1
-            number = self._number
+        with self._lock:  # all of it: another thread may be told to do the same, and rows go with their number
+            self._send_next_table()
+
+    def _send_next_table(self) -> None:
+        self._tables += 1
+        number = self._number = self._tables
         shares = plan(self.contents, self._census) if self._census is not None else None
         optimizers = [part for _, part in self._state.parts if isinstance(part, torch.optim.Optimizer)]
         known = [optimizer for optimizer in optimizers if barrier.has_fired(optimizer)]
@@ -332,7 +351,9 @@ class Saver:
             arena = Arena(fds[0], message.slots, message.slot_bytes)
             arena.populate(0, arena.nbytes)
             with self._lock:
-                self._arena, self._free, self._shots = arena, set(range(message.slots)), {}
+                old, self._arena, self._free, self._shots = self._arena, arena, set(range(message.slots)), {}
+                if old is not None:  # what is being copied into it has its own view
+                    old.close()
         with self._lock:
             self._ready = message.number
             self._lock.notify_all()
@@ -368,8 +389,8 @@ class Saver:
                 else:
                     self._problems.append(error)
 
-    def _slot(self, orders: Orders, look: Look, start: float) -> int | None:
-        """A slot to fill, or None if the save is left out."""
+    def _place(self, orders: Orders, look: Look, start: float) -> Place | None:
+        """Where to capture to, or None if the save is left out."""
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
@@ -385,12 +406,20 @@ class Saver:
                 raise self._fatal
             if self._free and self._is_ready:
                 self._has_saved = True
-                return self._free.pop()
+                return self._take_place()
         self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True))
         if orders.may_wait:
             raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
         self._check_present(orders)
         return None
+
+    def _take_place(self) -> Place:
+        """A free slot, and all that belongs to it; a moment later another thread may have put others in their places."""
+        assert self._rows is not None
+        assert self._arena is not None
+        slot = self._free.pop()
+        census = self._census.common.digest() if self._census is not None else ""
+        return Place(slot, self._arena.slot(slot), self._rows, self._ready, census)
 
     def _check_present(self, orders: Orders) -> None:
         """Raises:
@@ -448,6 +477,6 @@ class Saver:
                 self._fail(handle.step, error)
                 continue
             now = time.time()
-            nbytes = self._rows.nbytes if self._rows is not None else 0
+            nbytes = shot.nbytes
             phases = [["capture", begin.began, now - begin.began, nbytes, "trainer"]]
             self.link.send(Captured(handle.step, shot.proofs, phases), partial(handle.reach, CAPTURED))
