@@ -169,12 +169,14 @@ class AgentLink:
 
     def _connected(self) -> Wire:
         path = socket_path(self._url, self._node)
-        wire = Wire(_reach(path) or self._start(path))
+        end = _reach(path) or self._start(path)
+        wire = Wire(end)
         try:
-            wire.send(Hello(VERSION, self._rank, this_process()))
+            wire.send(Hello(VERSION, self._rank, this_process(), self._attempt))
             answer, _ = wire.receive()
             if not isinstance(answer, Welcome) or answer.version != VERSION:
                 raise Unavailable(f"the agent at {path} is of another version of holdfast: `holdfast agent stop` ends it")
+            end.settimeout(None)
             self.pid = answer.process.pid
             if self._adopt is not None:
                 wire.send(self._adopt())
@@ -223,7 +225,6 @@ class AgentLink:
             if isinstance(message, Joined):
                 if message.attempt == self._attempt:
                     self.is_up.set()
-                    self._hear(message, fds)
             elif isinstance(message, Flushed):
                 self._flushed.put(message)
             else:
@@ -232,7 +233,10 @@ class AgentLink:
 
 def ask(url: str, node: str, question: Message, seconds: float) -> Message | None:
     """Ask the agent of a run, if there is one, as no rank; None if it does not answer within so many seconds."""
-    end = _reach(socket_path(url, node))
+    try:
+        end = _reach(socket_path(url, node))
+    except OSError:
+        return None
     if end is None:
         return None
     end.settimeout(seconds)
@@ -247,13 +251,21 @@ def ask(url: str, node: str, question: Message, seconds: float) -> Message | Non
 
 
 def _reach(path: Path) -> socket.socket | None:
-    """A connection to whoever listens at `path`, or None."""
+    """A connection to whoever listens at `path`, with a timeout until it has answered; None where nobody does.
+
+    Raises:
+        OSError: somebody listens, who has not taken connections for long. It must not be replaced while it may come back.
+    """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.settimeout(_CONNECT_SECONDS)
     try:
         end.connect(str(path))
-    except OSError:
+    except (FileNotFoundError, ConnectionRefusedError):
         end.close()
         return None
+    except OSError:
+        end.close()
+        raise
     return end
 
 

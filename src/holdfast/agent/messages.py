@@ -21,6 +21,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     version: int
     rank: int
     process: Process
+    attempt: int = 0
+    """Under which it saves."""
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
