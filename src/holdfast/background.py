@@ -30,6 +30,8 @@ from .version import libraries
 
 log = logging.getLogger("holdfast")
 ON_FULL = ("skip", "wait", "coalesce")
+_SHARE_OF_EARLIER = 0.8
+"""Of a deadline, that what an earlier job left may take: ranks that wait for the leader have the same deadline."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,7 @@ def finish_earlier(store: Store, seconds: float) -> None:
     """Have an agent that still holds something of an earlier job on this run make it durable."""
     if is_synchronous() or not _is_reachable(store):
         return
+    seconds *= _SHARE_OF_EARLIER
     try:
         answer = ask(store.url, os.environ.get("HOLDFAST_NODE", ""), Flush(seconds), seconds + 1.0)
     except Deadline:

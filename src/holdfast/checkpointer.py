@@ -227,7 +227,7 @@ class Checkpointer:
         """
         if self._step is None or (self._step == self._saved_step and self._handle is None):
             raise Refused("no step was completed since the start or resume(): call step() first")
-        if select is None and self._handle is not None and self._step == self._saved_step:
+        if select is None and self._handle is not None and self._handle.error is None and self._step == self._saved_step:
             if pin is not None:
                 self._handle.wait(DURABLE, self._seconds)
                 self.run.pin(self._step, pin)

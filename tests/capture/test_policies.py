@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -103,7 +104,9 @@ def test_every_third_write_fails_and_training_goes_on(tmp_path: Path) -> None:
                 handles[step] = ckpt.step(step)
                 known[step] = job.copy()
             store.faults.clear()
-            ckpt.save().wait("durable", 30) if handles[20] is None or handles[20].error is None else None
+            with contextlib.suppress(holdfast.Unavailable):  # what was begun before may fail yet
+                ckpt.save().wait("durable", 30)
+            assert ckpt.save().wait("durable", 30).step == 20
     failed = [step for step, handle in handles.items() if handle is not None and handle.error is not None]
     assert fault.fired > 3
     assert failed

@@ -35,6 +35,7 @@ FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "d
 OVER = (DURABLE, FAILED)
 _REMEMBERED = 64
 _ERRORS = 16
+_TABLES = 8
 
 Tell = Callable[[int, Message, Sequence[int]], None]
 
@@ -44,14 +45,20 @@ class Version:
     """One step, on its way from the ranks' memory to the store."""
 
     step: int
+    turn: int = 1
+    """How many times the step was begun."""
     begun: dict[int, Begin] = field(default_factory=dict)
     """By rank, until it is over."""
     at: dict[int, int] = field(default_factory=dict)
     """By rank: the number of its slot."""
     tables: dict[int, Table] = field(default_factory=dict)
-    slots: dict[int, Bytes] = field(default_factory=dict)
-    """By rank: where its bytes lie; they stay there, whatever becomes of the arena."""
     gates: dict[int, Gate] = field(default_factory=dict)
+    arenas: dict[int, Arena] = field(default_factory=dict)
+    """Those that it was begun in: a rank may have another one since, while this version is still to be written."""
+    slots: dict[int, Bytes] = field(default_factory=dict)
+    """Its memory in them, which stays for as long as this has it."""
+    freed: set[int] = field(default_factory=set)
+    """Ranks that may fill its slot again."""
     captured: dict[int, Captured] = field(default_factory=dict)
     level: str = FILLING
     error: list[str] | None = None
@@ -65,8 +72,9 @@ class Rank:
     """What the engine knows of one rank."""
 
     structure: Structured | None = None
-    table: Table | None = None
     arena: Arena | None = None
+    tables: dict[int, tuple[Table, Arena]] = field(default_factory=dict)
+    """By number, the last ones, with the arena that was given for each: a capture may have begun before the newest."""
     is_there: bool = True
 
 
@@ -131,6 +139,18 @@ class Engine:
                 if version.level not in OVER and rank not in version.captured:
                     text = f"rank {rank} is gone, and had not captured step {version.step} when it went"
                     self._give_up(version, ["Unavailable", text])
+
+    def join(self, rank: int) -> None:
+        """A rank is back, the same process: it knows nothing of its memory any more, and is given another."""
+        with self._changed:
+            member = self._members[rank]
+            if member.is_there:
+                return
+            member.is_there = True
+            old, member.arena, member.tables = member.arena, None, {}
+            self._forget_newest()
+        if old is not None:
+            old.close()
 
     def flush(self, seconds: float) -> bool:
         """Wait until all that is captured is durable or has failed; what cannot be any more is given up.
@@ -220,8 +240,9 @@ class Engine:
             old, fits = member.arena, False
             if old is not None:
                 fits = old.slots >= message.slots and old.slot_bytes >= message.nbytes
-            if not fits:  # what is still to be written of it goes with the last view of it
-                member.arena = self._newest = None
+            if not fits:  # versions that are still to be written have their views of it
+                member.arena = None
+                self._forget_newest()
         if not fits and old is not None:
             old.close()
         try:
@@ -230,26 +251,31 @@ class Engine:
             self._tell(rank, Memory(message.number, 0, 0, said_of(error)))
             return
         with self._changed:
-            member.arena, member.table = arena, message
+            member.arena = arena
+            member.tables[message.number] = message, arena
+            for number in list(member.tables)[:-_TABLES]:
+                del member.tables[number]
         self._tell(rank, Memory(message.number, arena.slots, arena.slot_bytes), [arena.fd])
 
     def _begin(self, rank: int, message: Begin) -> None:
-        version = self._versions.get(message.step)
-        if version is not None and version.level in OVER:  # another rank has dropped it already
-            self._tell(rank, Free(message.slot))
+        member, version = self._members[rank], self._versions.get(message.step)
+        table, arena = member.tables.get(message.table, (None, None))
+        is_current = arena is not None and arena is member.arena
+        if version is not None and version.level in OVER and version.turn >= message.turn:  # another rank has dropped it already
+            if is_current:
+                self._tell(rank, Free(message.slot))
             return
-        if version is None:
-            version = self._versions[message.step] = Version(message.step)
+        if version is None or version.turn < message.turn:
+            version = self._versions[message.step] = Version(message.step, message.turn)
             version.times.began = message.began
         version.begun[rank], version.at[rank] = message, message.slot
         version.gates.setdefault(rank, Gate())
-        table, arena = self._members[rank].table, self._members[rank].arena
-        if table is None or arena is None or table.number != message.table:
-            self._give_up(version, ["Unavailable", f"rank {rank} began step {message.step} without its table"])
+        if table is None or arena is None or not is_current:
+            self._give_up(version, ["Unavailable", f"rank {rank} began step {message.step} in memory that it has no more"])
             return
-        version.tables[rank], version.slots[rank] = table, arena.slot(message.slot)
-        if self._newest is not None and self._newest.at.get(rank) == message.slot:
-            self._newest = None
+        version.tables[rank], version.arenas[rank], version.slots[rank] = table, arena, arena.slot(message.slot)
+        if self._newest is not None and rank in self._newest.freed and self._newest.at[rank] == message.slot:
+            self._forget_newest()
         if version.level == FILLING and version.begun.keys() == set(self.ranks):
             self._enqueue(version)
 
@@ -262,18 +288,27 @@ class Engine:
         self._changed.notify_all()
 
     def _progress(self, rank: int, message: Progress) -> None:
-        if (version := self._versions.get(message.step)) is not None:
+        if (version := self._begun(rank, message.step)) is not None:
             version.gates[rank].come(message.at)
 
     def _captured(self, rank: int, message: Captured) -> None:
-        if (version := self._versions.get(message.step)) is not None:
+        if (version := self._begun(rank, message.step)) is not None:
             version.captured[rank] = message
             version.times.by_rank[rank] = message.phases
             version.gates[rank].come(ALL)
             self._changed.notify_all()
 
+    def _begun(self, rank: int, step: int) -> Version | None:
+        """The version that a rank captures; None where it was over when the rank began it."""
+        version = self._versions.get(step)
+        return version if version is not None and rank in version.begun else None
+
     def _dropped(self, rank: int, message: Dropped) -> None:
-        version = self._versions.setdefault(message.step, Version(message.step))
+        version = self._versions.get(message.step)
+        if version is None or version.turn < message.turn:
+            version = self._versions[message.step] = Version(message.step, message.turn)
+        if version.turn > message.turn:
+            return
         self._give_up(version, message.error, message.is_skip)
 
     def _displace(self, rank: int, message: Displace) -> None:
@@ -300,22 +335,33 @@ class Engine:
         self._unrecorded.append(version)
         if version.error is not None and not version.is_skip:
             self.errors.append((version.times.ended, f"step {version.step}: {version.error[1]}"))
-        free: Version | None = version
-        if version.level == DURABLE:
-            free, self._newest = self._newest, version
-        self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
-        for rank, member in self._members.items():
-            is_single = member.arena is not None and member.arena.slots == 1
-            given = version if is_single else free
-            if given is not None and rank in given.at and member.is_there:
-                self._tell(rank, Free(given.at[rank]))
-        if free is not None:
-            free.slots.clear()
         version.begun.clear()
+        self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
+        if version.level == DURABLE:
+            self._forget_newest()
+            self._newest = version
+            self._free(version, [rank for rank, arena in version.arenas.items() if arena.slots == 1])
+        else:
+            version.slots.clear()
+            self._free(version, self.ranks)
         for old in list(self._versions)[:-_REMEMBERED]:
             if self._versions[old].level in OVER:
                 del self._versions[old]
         self._changed.notify_all()
+
+    def _forget_newest(self) -> None:
+        if self._newest is not None:
+            self._newest.slots.clear()
+            self._free(self._newest, self.ranks)
+            self._newest = None
+
+    def _free(self, version: Version, ranks: Sequence[int]) -> None:
+        """Let ranks fill a version's slot again, unless their memory is another one by now: there it is not theirs to give."""
+        for rank in ranks:
+            arena, member = version.arenas.get(rank), self._members[rank]
+            if arena is not None and arena is member.arena and member.is_there and rank not in version.freed:
+                version.freed.add(rank)
+                self._tell(rank, Free(version.at[rank]))
 
     def _write_all(self) -> None:
         while (version := self._take()) is not None:

@@ -33,6 +33,8 @@ _CONNECT_SECONDS = 30.0
 _BYE_SECONDS = 5.0
 
 Hear = Callable[[Message, list[int]], None]
+_Outgoing = tuple[Message, Callable[[], None] | None]
+"""A message, and what to call when it is sent."""
 
 
 class Link(Protocol):
@@ -44,7 +46,9 @@ class Link(Protocol):
 
     is_up: threading.Event
 
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        """Returns at once. `sent` is called, in a thread, when the engine has the message, or will have it for sure."""
+        ...
 
     def flush(self, seconds: float) -> bool:
         """Whether all that was captured is durable, or has failed, within so many seconds."""
@@ -63,14 +67,14 @@ class ThreadLink:
     def __init__(self, rank: int, writer: Writer, hear: Hear, store: Store, attempt: int) -> None:
         self._rank, self._hear = rank, hear
         self._engine = Engine((rank,), writer, self._tell, store, attempt)
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self.is_up = threading.Event()
         self.is_up.set()
         self._sender = threading.Thread(target=self._send_all, name="holdfast-link", daemon=True)
         self._sender.start()
 
-    def send(self, message: Message) -> None:
-        self._outbox.put(message)
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        self._outbox.put((message, sent))
 
     def flush(self, seconds: float) -> bool:
         until = time.monotonic() + seconds
@@ -87,9 +91,12 @@ class ThreadLink:
         self._hear(message, [os.dup(fd) for fd in fds])
 
     def _send_all(self) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (outgoing := self._outbox.get()) is not None:
+            message, sent = outgoing
             try:
                 self._engine.receive(self._rank, message)
+                if sent is not None:
+                    sent()
             except Exception:
                 log.exception("the engine failed on %s", type(message).__name__)
 
@@ -113,13 +120,13 @@ class AgentLink:
         self.pid = 0
         """Of the agent."""
         self._flushed: queue.SimpleQueue[Flushed] = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._is_closing = False
         self._thread = threading.Thread(target=self._live, name="holdfast-link", daemon=True)
         self._thread.start()
 
-    def send(self, message: Message) -> None:
-        self._outbox.put(message)
+    def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
+        self._outbox.put((message, sent))
 
     def flush(self, seconds: float) -> bool:
         if not self.is_up.is_set():
@@ -163,12 +170,14 @@ class AgentLink:
 
     def _connected(self) -> Wire:
         path = socket_path(self._url, self._node)
-        wire = Wire(reach(path) or self._start(path))
+        end = reach(path) or self._start(path)
+        wire = Wire(end)
         try:
-            wire.send(Hello(VERSION, self._rank, this_process()))
+            wire.send(Hello(VERSION, self._rank, this_process(), self._attempt))
             answer, _ = wire.receive()
             if not isinstance(answer, Welcome) or answer.version != VERSION:
                 raise Unavailable(f"the agent at {path} is of another version of holdfast: `holdfast agent stop` ends it")
+            end.settimeout(None)
             self.pid = answer.process.pid
             if self._adopt is not None:
                 wire.send(self._adopt())
@@ -190,12 +199,15 @@ class AgentLink:
         return end
 
     def _send_all(self, wire: Wire) -> None:
-        while (message := self._outbox.get()) is not None:
+        while (outgoing := self._outbox.get()) is not None:
+            message, sent = outgoing
             try:
                 wire.send(message)
             except OSError:
                 wire.close()
                 return
+            if sent is not None:  # what the socket has taken, the agent will read
+                sent()
         if self._is_closing:
             wire.close()
 
@@ -214,7 +226,6 @@ class AgentLink:
             if isinstance(message, Joined):
                 if message.attempt == self._attempt:
                     self.is_up.set()
-                    self._hear(message, fds)
             elif isinstance(message, Flushed):
                 self._flushed.put(message)
             else:
@@ -237,7 +248,10 @@ def ask_for(url: str, node: str, question: Message, seconds: float) -> tuple[Mes
     Raises:
         Deadline: it does not answer within so many seconds.
     """
-    end = reach(socket_path(url, node))
+    try:
+        end = reach(socket_path(url, node))
+    except OSError:
+        return None, []
     if end is None:
         return None, []
     end.settimeout(seconds)
@@ -254,13 +268,21 @@ def ask_for(url: str, node: str, question: Message, seconds: float) -> tuple[Mes
 
 
 def reach(path: Path) -> socket.socket | None:
-    """A connection to whoever listens at `path`, or None."""
+    """A connection to whoever listens at `path`, with a timeout until it has answered; None where nobody does.
+
+    Raises:
+        OSError: somebody listens, who has not taken connections for long. It must not be replaced while it may come back.
+    """
     end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    end.settimeout(_CONNECT_SECONDS)
     try:
         end.connect(str(path))
-    except OSError:
+    except (FileNotFoundError, ConnectionRefusedError):
         end.close()
         return None
+    except OSError:
+        end.close()
+        raise
     return end
 
 

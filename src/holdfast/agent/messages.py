@@ -23,6 +23,8 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     version: int
     rank: int
     process: Process
+    attempt: int = 0
+    """Under which it saves."""
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True):
@@ -118,6 +120,8 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     pin: str
     began: float
     """Unix seconds at which `step` was called."""
+    turn: int = 1
+    """How many times this step was begun: one that has failed may be begun again."""
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
@@ -142,6 +146,7 @@ class Dropped(msgspec.Struct, tag=True, frozen=True):
     step: int
     error: list[str]
     is_skip: bool = False
+    turn: int = 1
 
 
 class Displace(msgspec.Struct, tag=True, frozen=True):

@@ -106,6 +106,8 @@ class Agent:
 
     def _end(self) -> None:
         """No new ranks from here on; what was captured is finished first."""
+        if self._engine is not None:  # while it can still be found: a job that comes back waits for what was captured
+            self._engine.flush(_LAST_FLUSH_SECONDS)
         with contextlib.suppress(OSError), starting(self._path):
             if os.stat(self._path).st_ino == self._inode:  # another agent may have taken its place
                 os.unlink(self._path)
@@ -146,11 +148,17 @@ class Agent:
         if message.version != VERSION:
             raise ConnectionError("another version")
         with self._lock:
+            earlier = self._ranks.get(message.rank)
             self._ranks[message.rank], self._hellos[message.rank] = wire, message
             self._left.discard(message.rank)
-            adopted = self._adopted
-        if adopted is not None and message.rank in adopted.ranks:
-            wire.send(Joined(adopted.claim.attempt))
+            adopted, engine = self._adopted, self._engine
+        if adopted is None or engine is None or message.rank not in adopted.ranks:
+            return message.rank
+        if earlier is not None:  # its end was not noticed yet
+            engine.leave(message.rank)
+        if message.attempt == adopted.claim.attempt:
+            engine.join(message.rank)
+        wire.send(Joined(adopted.claim.attempt))
         return message.rank
 
     def _answer(self, wire: Wire, message: Message) -> None:
@@ -207,6 +215,8 @@ class Agent:
     def _adopt(self, wire: Wire, message: Adopt) -> None:
         """Finish what an earlier attempt has left, and go on under a new one."""
         with self._adopting:
+            if self._adopted is not None and self._adopted.claim.attempt == message.claim.attempt:
+                return  # its leader is back; all ranks of it were told so when they said hello
             arenas = {}
             if self._engine is not None:
                 self._engine.flush(_ADOPT_FLUSH_SECONDS)
@@ -217,6 +227,8 @@ class Agent:
             except HoldfastError as error:
                 wire.send(Outcome(-1, message.claim.attempt, said_of(error)))
                 return
+            for rank in arenas.keys() - set(message.ranks):
+                arenas.pop(rank).close()
             with self._lock:
                 self._idle = self._idle if self._stays else message.idle_seconds
                 self._engine = Engine(message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas)

@@ -13,11 +13,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from ..agent.arena import Arena
+from ..agent.arena import Arena, Bytes
 from ..agent.gate import said_of
 from ..agent.host import free_bytes
 from ..agent.links import Link
@@ -73,6 +74,22 @@ class Orders:
     """What is not being written yet makes room for it."""
 
 
+@dataclass(frozen=True)
+class Place:
+    """A slot that is to be filled, and what it was made for.
+
+    Attributes:
+        memory: of the slot. rows: that have their places in it. table: the number under which the engine knows them.
+        census: digest of the one that the rows were computed from.
+    """
+
+    slot: int
+    memory: Bytes
+    rows: Rows
+    table: int
+    census: str
+
+
 class DoesNotFit(Refused):
     """Not even one version fits into the memory that is allowed; `nbytes`: of one, on this node."""
 
@@ -115,7 +132,9 @@ class Saver:
         self._census: Census | None = None
         self._arena: Arena | None = None
         self._number = 0
-        """Of the table that was sent last; its memory has come when `_ready` is the same."""
+        """Of the table that was sent last, 0 for none; its memory has come when `_ready` is the same."""
+        self._tables = 0
+        """How many there were; no two have one number, whichever agent they were sent to."""
         self._ready = 0
         self._has_saved = False
         """Of this structure: then a save that is due does not wait for an engine or for memory."""
@@ -124,6 +143,8 @@ class Saver:
         """By slot."""
         self._handles: dict[int, tuple[Handle, float]] = {}
         """By step: those that are under way, and when they began."""
+        self._turns: dict[int, int] = {}
+        """How many times a step was begun; the last one only."""
         self._problems: list[HoldfastError] = []
         """For the trainer's next call."""
         self._durations: list[float] = []
@@ -173,29 +194,28 @@ class Saver:
             Unsupported: something has no stored form.  DoesNotFit.  Deadline: there was no memory in time.
         """
         start, wall = time.monotonic(), time.time()
+        self._turns = {orders.step: self._turns.get(orders.step, 0) + 1}
         look = self._view.look()
         self._contents = look.contents
-        slot = self._slot(orders, look, start)
-        if slot is None:
+        place = self._place(orders, look, start)
+        if place is None:
             self.skipped += 1
             return None
-        rows, arena = self._rows, self._arena
-        assert rows is not None
-        assert arena is not None
+        rows, slot = place.rows, place.slot
         at_once = self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
             barrier.unwatch(old)
             old.release()
+        turn = self._turns.get(orders.step, 1)
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
-        shot = Shot(rows, at_once, arena.slot(slot), self._turn, lambda at: self.link.send(Progress(step, at)))
+        shot = Shot(rows, at_once, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
         self._turn += 1
         self._shots[slot] = shot
         barrier.watch(shot)
-        census = self._census.common.digest() if self._census is not None else ""
         values, roles = look.contents.values, look.contents.roles
-        begin = Begin(step, slot, self._ready, census, values, roles, orders.metrics, orders.refer, orders.pin, wall)
+        begin = Begin(step, slot, place.table, place.census, values, roles, orders.metrics, orders.refer, orders.pin, wall, turn)
         self._work.put((shot, handle, begin))  # last: a thread that wakes takes the interpreter's lock
         shot.finish_at_once()
         shot.call_seconds = time.monotonic() - start
@@ -290,7 +310,8 @@ class Saver:
         """Tell the engine what the state consists of now."""
         self._contents = look.contents
         with self._lock:
-            self._number += 1
+            self._tables += 1
+            self._number = self._tables
         if self._is_shared:
             structure = structure_of(look.contents)
             is_known = self._structure is not None and structure.digest() == self._structure.digest()
@@ -302,9 +323,12 @@ class Saver:
         self._send_table()
 
     def _send_table(self) -> None:
-        with self._lock:
-            self._number += 1
-            number = self._number
+        with self._lock:  # all of it: another thread may be told to do the same, and rows go with their number
+            self._send_next_table()
+
+    def _send_next_table(self) -> None:
+        self._tables += 1
+        number = self._number = self._tables
         shares = plan(self.contents, self._census) if self._census is not None else None
         optimizers = [part for _, part in self._state.parts if isinstance(part, torch.optim.Optimizer)]
         known = [optimizer for optimizer in optimizers if barrier.has_fired(optimizer)]
@@ -346,7 +370,9 @@ class Saver:
             arena = Arena(fds[0], message.slots, message.slot_bytes)
             arena.populate(0, arena.nbytes)
             with self._lock:
-                self._arena, self._free, self._shots = arena, set(range(message.slots)), {}
+                old, self._arena, self._free, self._shots = self._arena, arena, set(range(message.slots)), {}
+                if old is not None:  # what is being copied into it has its own view
+                    old.close()
         with self._lock:
             self._ready = message.number
             self._lock.notify_all()
@@ -384,8 +410,8 @@ class Saver:
                 else:
                     self._problems.append(error)
 
-    def _slot(self, orders: Orders, look: Look, start: float) -> int | None:
-        """A slot to fill, or None if the save is left out."""
+    def _place(self, orders: Orders, look: Look, start: float) -> Place | None:
+        """Where to capture to, or None if the save is left out."""
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
@@ -393,7 +419,8 @@ class Saver:
             self.link.send(Displace(orders.step))
             with self._lock:
                 self._lock.wait_for(lambda: self._free or not self._is_ready, _DISPLACE_SECONDS)
-        if not self._agree(orders.step, self._is_ready and (bool(self._free) or orders.may_wait)):
+        # where all wait there is nothing to agree on, and the answer about this step may be there: that it was left out
+        if not orders.may_wait and not self._agree(orders.step, self._is_ready and bool(self._free)):
             self._check_present(orders)
             return None
         # another rank has a slot, and this one will hear of its own; or this one may wait
@@ -404,12 +431,20 @@ class Saver:
                 raise self._fatal
             if self._free and self._is_ready:
                 self._has_saved = True
-                return self._free.pop()
-        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True))
+                return self._take_place()
+        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True, self._turns[orders.step]))
         if orders.may_wait:
             raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
         self._check_present(orders)
         return None
+
+    def _take_place(self) -> Place:
+        """A free slot, and all that belongs to it; a moment later another thread may have put others in their places."""
+        assert self._rows is not None
+        assert self._arena is not None
+        slot = self._free.pop()
+        census = self._census.common.digest() if self._census is not None else ""
+        return Place(slot, self._arena.slot(slot), self._rows, self._ready, census)
 
     def _check_present(self, orders: Orders) -> None:
         """Raises:
@@ -463,19 +498,18 @@ class Saver:
             try:
                 shot.check()
             except HoldfastError as error:
-                self.link.send(Dropped(handle.step, said_of(error)))
+                self.link.send(Dropped(handle.step, said_of(error), turn=begin.turn))
                 self._fail(handle.step, error)
                 continue
-            self.link.send(Captured(handle.step, shot.proofs, self._phases(shot, begin)))
-            handle.reach(CAPTURED)
+            phases = self._phases(shot, begin)
+            self.link.send(Captured(handle.step, shot.proofs, phases), partial(handle.reach, CAPTURED))
 
     def _phases(self, shot: Shot, begin: Begin) -> tuple[Phase, ...]:
         """What a capture that has just ended took, and for how long it held up training."""
         now = time.time()
-        nbytes = self._rows.nbytes if self._rows is not None else 0
         held = shot.held_seconds
         return (
-            Phase("capture", begin.began, max(0.0, now - begin.began), nbytes),
+            Phase("capture", begin.began, max(0.0, now - begin.began), shot.nbytes),
             Phase("step", begin.began, shot.call_seconds, 0, TRAINER),
             Phase("barrier", max(begin.began, now - held), held, 0, TRAINER),
         )

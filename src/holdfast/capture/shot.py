@@ -46,6 +46,7 @@ class Shot:
     """
 
     def __init__(self, rows: Rows, fresh: Sequence[int], slot: Bytes, turn: int, told: Callable[[int], None]) -> None:
+        self.nbytes = rows.nbytes
         self._rows, self._slot, self._told = rows.rows, slot, told
         self._changed = threading.Condition()
         self._jobs: dict[int, deque[_Job]] = {}

@@ -1,0 +1,176 @@
+"""The engine and the memory of ranks: what is still to be written stays as it was captured, whatever becomes of the memory."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import holdfast
+from holdfast.agent.arena import Arena
+from holdfast.agent.engine import DURABLE, FAILED, Engine
+from holdfast.agent.messages import Begin, Captured, Dropped, Free, Memory, Message, Outcome, Row, Table
+from holdfast.agent.writer import SessionWriter
+from holdfast.run.session import Session
+from holdfast.store.local import LocalStore
+
+SLOTS = 3
+
+
+class Ranks:
+    """Real engine, writer and disk; the ranks are this test, which fills their memory itself."""
+
+    def __init__(self, run: Path, ranks: tuple[int, ...]) -> None:
+        store = LocalStore(run)
+        writer = SessionWriter(Session(store, {"holdfast": "0"}), holdfast.Keep(last=100), False)
+        self.run, self.told = run, {rank: [] for rank in ranks}  # type: ignore[var-annotated]
+        self.arenas: dict[int, Arena] = {}
+        self.elements: dict[int, int] = {}
+        self.engine = Engine(ranks, writer, self._hear, "skip", store)
+
+    def _hear(self, rank: int, message: Message, fds: Any) -> None:
+        if isinstance(message, Memory):
+            self.arenas[rank] = Arena(os.dup(fds[0]), message.slots, message.slot_bytes)
+        self.told[rank].append(message)
+
+    def table(self, rank: int, number: int, elements: int) -> None:
+        """The rank's state has one tensor of so many elements from here on."""
+        name = f"state.r{rank}"
+        row = Row(name, ["state", f"r{rank}"], "float32", (elements,), "state", None, None, None, 0, 4 * elements, 1)
+        self.elements[rank] = elements
+        self.engine.receive(rank, Table(number, [row], SLOTS, 4 * elements))
+
+    def begin(self, rank: int, step: int, slot: int, table: int) -> None:
+        """Capture a step: every element is the step's number."""
+        count = self.elements[rank]
+        self.arenas[rank].slot(slot)[: 4 * count].view(np.float32)[:] = step
+        self.engine.receive(rank, Begin(step, slot, table, "", [], {"state": "dict"}, {}, False, "", time.time()))
+
+    def captured(self, rank: int, step: int) -> None:
+        self.engine.receive(rank, Captured(step, {}))
+
+    def levels(self) -> dict[int, str]:
+        return {version.step: version.level for version in self.engine.versions}
+
+    def await_level(self, step: int, *levels: str) -> None:
+        end = time.monotonic() + 20
+        while self.levels().get(step) not in levels:
+            assert time.monotonic() < end, self.levels()
+            time.sleep(0.002)
+
+    def free_slots(self, rank: int) -> list[int]:
+        return [message.slot for message in self.told[rank] if isinstance(message, Free)]
+
+    def stored(self, step: int, name: str) -> list[float]:
+        """The distinct numbers of a tensor of a step."""
+        found: list[float] = holdfast.load(self.run, step=step)["state"][name].unique().tolist()
+        return found
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Callable[[int], Ranks]]:
+    made: list[Ranks] = []
+
+    def make(count: int) -> Ranks:
+        made.append(Ranks(tmp_path / "run", tuple(range(count))))
+        return made[0]
+
+    yield make
+    for one in made:
+        assert one.engine.close(20.0)
+        for arena in one.arenas.values():
+            arena.close()
+
+
+def test_a_step_that_waits_to_be_written_is_not_harmed_by_larger_memory_for_later_ones(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(1)
+    job.table(0, 1, 1000)
+    job.begin(0, 1, 0, 1)
+    job.await_level(1, "writing")  # and held up there: its bytes are not complete
+    job.begin(0, 2, 1, 1)
+    job.captured(0, 2)
+    job.table(0, 2, 50_000)
+    job.begin(0, 3, 1, 2)
+    job.captured(0, 1)
+    job.captured(0, 3)
+    job.await_level(3, DURABLE)
+    assert job.levels() == {1: DURABLE, 2: DURABLE, 3: DURABLE}
+    assert [job.stored(step, "r0") for step in (1, 2, 3)] == [[1.0], [2.0], [3.0]]
+
+
+def test_memory_that_a_rank_has_no_more_is_not_given_back_to_it(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(1)
+    job.table(0, 1, 1000)
+    for step, slot in ((1, 0), (2, 1)):
+        job.begin(0, step, slot, 1)
+        job.captured(0, step)
+        job.await_level(step, DURABLE)
+    assert job.free_slots(0) == [0]
+    job.begin(0, 3, 0, 1)
+    job.table(0, 2, 50_000)  # all of its slots are free: a word about slot 0 or 1 would speak of others
+    job.captured(0, 3)
+    job.await_level(3, DURABLE)
+    job.begin(0, 4, 2, 2)
+    job.captured(0, 4)
+    job.await_level(4, DURABLE)
+    assert job.free_slots(0) == [0]
+
+
+def test_larger_memory_of_one_rank_leaves_the_others_all_of_their_slots(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+    free = set(range(SLOTS))
+    for step in range(1, 2 * SLOTS + 1):  # each is the newest in memory, on both ranks, when rank 0 gets another
+        assert free, f"rank 1 had no slot left at step {step}"
+        for rank, slot, table in ((0, 0, step), (1, free.pop(), 1)):
+            job.begin(rank, step, slot, table)
+            job.captured(rank, step)
+        job.await_level(step, DURABLE)
+        job.told[1].clear()
+        job.table(0, step + 1, 2000 * (step + 1))
+        free |= set(job.free_slots(1))
+    assert free == set(range(SLOTS))
+
+
+def test_a_step_that_one_rank_has_dropped_ends_without_harm_to_the_line_of_the_others(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+    job.engine.receive(0, Dropped(1, ["Torn", "rank 0 had no memory free"], True))
+    job.begin(1, 1, 0, 1)
+    job.captured(1, 1)  # it knows nothing of that yet
+    assert job.levels() == {1: FAILED}
+    assert job.free_slots(1) == [0]
+    for rank in (0, 1):
+        job.begin(rank, 2, 1, 1)
+        job.captured(rank, 2)
+    job.await_level(2, DURABLE)
+    assert job.stored(2, "r0") == job.stored(2, "r1") == [2.0]
+    outcomes = [(m.step, m.error is None) for m in job.told[1] if isinstance(m, Outcome)]
+    assert outcomes == [(1, False), (2, True)]
+
+
+def test_a_rank_that_comes_back_to_the_same_engine_saves_again_in_memory_of_its_own(ranks: Callable[[int], Ranks]) -> None:
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+    for rank in (0, 1):
+        job.begin(rank, 1, 0, 1)
+    job.captured(1, 1)
+    job.engine.leave(1)  # its bytes are all there
+    job.engine.join(1)
+    job.table(1, 2, 1000)
+    job.begin(1, 2, 0, 2)  # it fills slot 0 of its new memory, while step 1 is still to be written from the old
+    job.captured(0, 1)
+    job.await_level(1, DURABLE)
+    job.begin(0, 2, 1, 1)
+    for rank in (0, 1):
+        job.captured(rank, 2)
+    job.await_level(2, DURABLE)
+    assert [job.stored(step, "r1") for step in (1, 2)] == [[1.0], [2.0]]
