@@ -102,6 +102,8 @@ class Memory(msgspec.Struct, tag=True, frozen=True):
     number: int
     slots: int
     slot_bytes: int
+    free: list[int] = []
+    """Slots that may be filled now; of the others it is told when they may."""
     error: list[str] | None = None
 
 

@@ -286,6 +286,8 @@ class Saver:
         elif isinstance(message, Outcome):
             self._take_outcome(message)
         elif isinstance(message, Free):
+            if self._arena is not None:
+                self._arena.populate(message.slot)
             with self._lock:
                 self._free.add(message.slot)
                 self._lock.notify_all()
@@ -368,9 +370,10 @@ class Saver:
             os.close(fds[0])
         else:
             arena = Arena(fds[0], message.slots, message.slot_bytes)
-            arena.populate(0, arena.nbytes)
+            for slot in message.free[:1]:
+                arena.populate(slot)
             with self._lock:
-                old, self._arena, self._free, self._shots = self._arena, arena, set(range(message.slots)), {}
+                old, self._arena, self._free, self._shots = self._arena, arena, set(message.free), {}
                 if old is not None:  # what is being copied into it has its own view
                     old.close()
         with self._lock:
