@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 class Buffers:
-    """Aligned blocks of memory, made when first needed and then kept."""
+    """Aligned blocks of BUFFER_BYTES of memory, made when first needed and then kept."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
@@ -71,7 +71,7 @@ def _new_buffer() -> Bytes:
     return whole[start : start + BUFFER_BYTES]
 
 
-_buffers = Buffers()
+BUFFERS = Buffers()
 
 
 class Image:
@@ -126,7 +126,7 @@ class Image:
         for job in self._jobs:
             job.result()
         self._pool.shutdown()
-        self._write_header(head)
+        write_header(self._writer, head)
         self._writer.finish(self._packer.at)
         return self._digests
 
@@ -138,7 +138,7 @@ class Image:
 
     def _submit(self, extents: list[Extent]) -> None:
         for extent in extents:
-            self._jobs.append(self._pool.submit(self._run, extent, _buffers.take()))
+            self._jobs.append(self._pool.submit(self._run, extent, BUFFERS.take()))
 
     def _run(self, extent: Extent, buffer: Bytes) -> None:
         try:
@@ -148,7 +148,7 @@ class Image:
             self._error = self._error or error
             raise
         finally:
-            _buffers.give(buffer)
+            BUFFERS.give(buffer)
 
     def _write(self, extent: Extent, buffer: Bytes) -> None:
         edge = extent.start - extent.start % BLOCK
@@ -169,15 +169,17 @@ class Image:
         self._sources[piece.source].copy_into(piece.start + from_offset - piece.offset, out)
         return out
 
-    def _write_header(self, header: bytes) -> None:
-        for start in range(0, len(header), EXTENT_BYTES):
-            part = header[start : start + EXTENT_BYTES]
-            buffer = _buffers.take()
-            try:
-                buffer[: len(part)] = np.frombuffer(part, np.uint8)
-                self._writer.write(start, buffer.data[: len(part)])
-            finally:
-                _buffers.give(buffer)
+
+def write_header(writer: Writer, header: bytes) -> None:
+    """Write prefix and header, whose length is a multiple of BLOCK, at the start of a file."""
+    for start in range(0, len(header), EXTENT_BYTES):
+        part = header[start : start + EXTENT_BYTES]
+        buffer = BUFFERS.take()
+        try:
+            buffer[: len(part)] = np.frombuffer(part, np.uint8)
+            writer.write(start, buffer.data[: len(part)])
+        finally:
+            BUFFERS.give(buffer)
 
 
 class ArraySource:

@@ -20,6 +20,7 @@ from ..format.index import Index
 from ..format.records import Commit, StepRef
 from ..store.base import Store
 from .base import Base
+from .coder import Coder
 from .contents import Contents
 from .history import History, Step, claim_attempt, create_run, newest
 from .marks import INTENT_SECONDS, held, intent, is_buried
@@ -97,11 +98,14 @@ class Session:
         origin: dict[str, Any] | None = None,
         kind: str = "full",
         world: int = 1,
+        coding: Coder | None = None,
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
         Args:
-            refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained.
+            refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained, and
+                no codec is used but `raw` and `zstd`.
+            coding: what chooses codecs; without it all is raw.
             kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
             world: how many ranks the state is of: a copy keeps that of its source.
         Raises:
@@ -114,7 +118,7 @@ class Session:
                 base = self._base(base_ref) if base_ref else None
                 if base_ref and base is None:
                     continue
-                committed = self._try(contents, record, base, recycle, mark.record.expires)
+                committed = self._try(contents, record, base, recycle, mark.record.expires, coding, not refer)
                 if committed is not None:
                     break
         if committed is None:
@@ -178,14 +182,24 @@ class Session:
             raise Deadline(f"saving step {found.step} took over {INTENT_SECONDS / 3600:g} h; it was given up")
         return True
 
-    def _try(self, contents: Contents, record: Commit, base: Base | None, recycle: bool, expires: float) -> Step | None:
+    def _try(
+        self,
+        contents: Contents,
+        record: Commit,
+        base: Base | None,
+        recycle: bool,
+        expires: float,
+        coding: Coder | None,
+        is_for_ever: bool,
+    ) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
         may_commit = functools.partial(self.may_commit, expires=expires)
         layout = self._written.layout if base and self._written else None
         rewrite = secrets.randbelow(10**8) + 1 if record.kind == "partial" else 0
         written = write_step(
-            self.store, contents, record, base, rewrite=rewrite, layout=layout, recycle=recycle, may_commit=may_commit
-        )
+            self.store, contents, record, base,
+            rewrite=rewrite, layout=layout, recycle=recycle, coding=coding, is_for_ever=is_for_ever, may_commit=may_commit,
+        )  # fmt: skip
         if written is None:
             return None
         if rewrite:
