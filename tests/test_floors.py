@@ -27,6 +27,7 @@ FLOORS: list[set[str]] = [
     {"store"},
     {"run"},
     {"policy"},
+    {"coding"},
     {"tensors", "tree", "ranks"},
     {"sharding"},
     {"live"},
@@ -52,7 +53,7 @@ ONLY = {"testing": {"errors", "store"}}
 MAY_USE_THE_PUBLIC_NAMES = {"demo", "cli", "testing"}
 """Rooms that may say `import holdfast`: what stands on top of everything."""
 
-NEVER_TORCH = {"errors", "version", "patterns", "format", "plan", "store", "run"}
+NEVER_TORCH = {"errors", "version", "patterns", "format", "plan", "store", "run", "coding"}
 """No import of torch at all, not even inside a function."""
 
 NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "address", "runs", "api", "cli"}

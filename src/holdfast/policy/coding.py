@@ -1,0 +1,158 @@
+"""How to code: what the user asks for, and where that is `adaptive`, what is durable soonest. Pure functions of measurements.
+
+A class of tensors (a role, or a kind of optimizer state, of one dtype) is coded where that is sooner than writing it raw: while
+the processor codes one chunk the store takes another, so the slower of the two is what counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ..patterns import matches_any
+
+RAW, ADAPTIVE, LOSSY = "raw", "adaptive", "int8"
+CODECS = ("raw", "zstd", "planes", ADAPTIVE, LOSSY)
+WORTH = 0.05
+"""Another codec must promise to be this much sooner before the choice changes."""
+_BUSY = 0.8
+"""A store that was at work this share of the time is what a save waited for."""
+_REMEMBERED = 5
+_RECOVERY = 1.25
+
+
+@dataclass(frozen=True)
+class Coding:
+    """Which codec the user asks for, by name of the tensor.
+
+    Attributes:
+        rules: (pattern, codec), of which the first that matches counts; raw where none does.
+    """
+
+    rules: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern, codec in self.rules:
+            if codec not in CODECS:
+                raise ValueError(f"coding {pattern!r}: {codec!r} is none of {', '.join(CODECS)}")
+            if codec == LOSSY and pattern == "*":
+                raise ValueError(
+                    f'{LOSSY} is lossy: name the moments that may lose bits, as in {{"optimizer.*.exp_avg*": "{LOSSY}"}}'
+                )
+
+    @classmethod
+    def of(cls, asked: str | Mapping[str, str] | Coding | None) -> Coding:
+        """What was asked for as a codec's name for all tensors, or as a mapping of patterns to such names.
+
+        Raises:
+            ValueError: no such codec, or a lossy one for all.
+        """
+        if isinstance(asked, Coding):
+            return asked
+        if isinstance(asked, str):
+            return cls((("*", asked),))
+        return cls(tuple((asked or {}).items()))
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether nothing is coded, whatever a tensor is called."""
+        return all(codec == RAW for _, codec in self.rules)
+
+    def wanted(self, name: str) -> str:
+        return next((codec for pattern, codec in self.rules if matches_any(name, pattern)), RAW)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What coding some chunks of a class gave."""
+
+    ratio: float
+    """Coded bytes for each raw one."""
+    rate: float
+    """Raw bytes that one core codes in a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What the store and the processor have given in the saves before."""
+
+    total_cores: float
+    seen: tuple[float, ...] = ()
+    """Bytes a second that the store took, the newest last."""
+    delivered_cores: float = float("inf")
+    """That coding really had where it was what a save waited for; forgotten little by little."""
+    free_cores: float = float("inf")
+    """That were idle between the saves."""
+
+    @property
+    def store(self) -> float | None:
+        """Bytes a second that the store takes, or None where that is not known."""
+        return statistics.median(self.seen) if self.seen else None
+
+    @property
+    def cores(self) -> float:
+        """Cores that coding may count on. Never none: a training process waits now and then."""
+        return max(0.25, min(self.total_cores, self.free_cores, self.delivered_cores))
+
+    def after_raw(self, stored_bytes: int, seconds: float) -> Rates:
+        """With what writing a raw file has shown."""
+        return replace(self, seen=(*self.seen, stored_bytes / seconds)[-_REMEMBERED:], delivered_cores=self._recovered())
+
+    def after_coded(self, stored_bytes: int, seconds: float, writing_seconds: float, core_seconds: float) -> Rates:
+        """With what writing a coded file has shown.
+
+        Args:
+            writing_seconds: how long the store was at work. core_seconds: what coding should have taken one core.
+        """
+        if writing_seconds >= _BUSY * seconds:
+            return self.after_raw(stored_bytes, seconds)
+        at_least = stored_bytes / max(writing_seconds, 1e-9)
+        is_faster = self.store is not None and at_least > self.store
+        seen = (*self.seen, at_least)[-_REMEMBERED:] if is_faster else self.seen
+        return replace(self, seen=seen, delivered_cores=core_seconds / seconds)
+
+    def _recovered(self) -> float:
+        return self.delivered_cores * _RECOVERY if self.delivered_cores < self.total_cores else float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The codec of a class, and why."""
+
+    codec: str
+    reason: str
+
+
+def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> Choice:
+    """The codec with which a class is durable soonest; `current` unless another one is better by WORTH.
+
+    Args:
+        samples: of the codecs that the class may have, besides raw.
+    """
+    store = rates.store
+    if store is None:
+        return Choice(RAW, "how fast the store is will be known after this save")
+    if not samples:
+        return Choice(RAW, "no codec is made for it")
+
+    def seconds(codec: str) -> float:
+        """For each byte of the class."""
+        if codec not in samples:
+            return 1 / store
+        return max(1 / (samples[codec].rate * rates.cores), samples[codec].ratio / store)
+
+    best = min((RAW, *samples), key=seconds)
+    if seconds(best) > (1 - WORTH) * seconds(current):
+        best = current if current in samples else RAW
+    told = f"the store takes {_rate(store)}, {rates.cores:.1f} cores are free"
+    if best != RAW:
+        return Choice(best, f"{samples[best].ratio:.2f} of its size at {_rate(samples[best].rate)} a core; {told}")
+    codec, nearest = min(samples.items(), key=lambda item: item[1].ratio)
+    is_held_up = nearest.rate * rates.cores * (1 - WORTH) < store and nearest.ratio < 1 - WORTH
+    why = "would hold the store up" if is_held_up else "gains too little"
+    return Choice(RAW, f"{codec} {why}: {nearest.ratio:.2f} of its size at {_rate(nearest.rate)} a core; {told}")
+
+
+def _rate(bytes_a_second: float) -> str:
+    return f"{bytes_a_second / 1e9:.2f} GB/s"
