@@ -83,6 +83,11 @@ class Lane:
         self.codecs.append({str(of): choice.codec for of, choice in self.coder.choices.items()} if self.coder else {})
         self.run.prune(holdfast.Keep(last=1), recycle=True)
 
+    def forget(self) -> None:
+        self.seconds.clear()
+        self.stored_bytes.clear()
+        self.codecs.clear()
+
 
 def lanes(directory: Path) -> list[Lane]:
     made = []
@@ -95,7 +100,7 @@ def lanes(directory: Path) -> list[Lane]:
 
 
 def measure(directory: Path, shape: Shape, warm_up: int, rounds: int) -> list[Lane]:
-    """All lanes after so many rounds; the first `warm_up` saves of each are not kept: the first of them is raw in all that is adaptive."""
+    """All lanes after so many rounds. What the first `warm_up` of them took is not kept: the first save of all is raw."""
     training = Training(shape)
     for _ in range(10):
         training.step()
@@ -107,9 +112,7 @@ def measure(directory: Path, shape: Shape, warm_up: int, rounds: int) -> list[La
         for lane in order.sample(made, len(made)):
             lane.save(contents, number)
             if number <= warm_up:
-                lane.seconds.clear()
-                lane.stored_bytes.clear()
-                lane.codecs.clear()
+                lane.forget()
         print(f"round {number} of {warm_up + rounds}, loss {loss:.3f}", flush=True)
     return made
 

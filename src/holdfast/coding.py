@@ -11,9 +11,9 @@ import logging
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -68,13 +68,11 @@ class Coder:
     """The codecs of one run's saves; remembers what it has measured. See `run.coder.Coder`.
 
     Args:
-        free_cores: asked at each save for the cores that were idle since the last one.
+        idle: says how many cores are idle while a file is written.
     """
 
-    def __init__(self, coding: Coding, free_cores: Callable[[], float] | None = None) -> None:
-        self._coding = coding
-        self._idle = IdleCores() if free_cores is None else None
-        self._free_cores = free_cores or self._idle_since
+    def __init__(self, coding: Coding, idle: Idle | None = None) -> None:
+        self._coding, self._idle = coding, idle or IdleCores()
         self.rates = Rates(total_cores=_cores())
         self.choices: dict[Class, Choice] = {}
         """Of the last save, for classes that are adaptive."""
@@ -99,27 +97,26 @@ class Coder:
             for item, name in zip(items, wanted, strict=True)
         ]  # fmt: skip
         self._expect(items, chosen)
+        self._idle.mark()
         return chosen
 
     def learn(self, work: Work) -> None:
         if work.raw_bytes < LEAST_BYTES:
             return
         if not work.is_coded:
-            self.rates = self.rates.after_raw(work.stored_bytes, work.seconds)
+            self.rates = self.rates.after_raw(work.stored_bytes, work.seconds, self._idle.cores_since_mark())
         elif self._core_seconds:
             share = work.raw_bytes / max(self._coded_bytes, work.raw_bytes)
             self.rates = self.rates.after_coded(work.stored_bytes, work.seconds, work.writing_seconds, share * self._core_seconds)
-        if self._idle is not None:
-            self._idle.mark()
 
     def _decide(self, adaptive: Mapping[Class, Sequence[TensorItem]], is_for_ever: bool) -> None:
         """Choose anew for each class that is there."""
         if sum(_nbytes(item) for items in adaptive.values() for item in items) < LEAST_BYTES:
             self.choices = {of: Choice("raw", "there is too little of it all to matter") for of in adaptive}
             return
-        self.rates = _with_free(self.rates, self._free_cores())
         if self._saves % RENEW_SAVES == 0:
             self._samples.clear()
+            self.rates = self.rates.renewed()
         self._saves += 1
         for of, items in adaptive.items():
             if of not in self._samples and self.rates.store is not None:
@@ -144,13 +141,17 @@ class Coder:
                 sample = self._samples.get(_class_of(item), {}).get(codec.name)
                 self._core_seconds += _nbytes(item) / sample.rate if sample else 0.0
 
-    def _idle_since(self) -> float:
-        assert self._idle is not None
-        return self._idle.since_mark()
+
+class Idle(Protocol):
+    """How many cores were idle since a mark."""
+
+    def mark(self) -> None: ...
+
+    def cores_since_mark(self) -> float: ...
 
 
 class IdleCores:
-    """How many of the cores that this process may use were idle since a mark, as the kernel counts."""
+    """How many cores of this machine were idle since a mark, as the kernel counts."""
 
     def __init__(self) -> None:
         self._known = float("inf")
@@ -159,7 +160,7 @@ class IdleCores:
     def mark(self) -> None:
         self._marked = _jiffies()
 
-    def since_mark(self) -> float:
+    def cores_since_mark(self) -> float:
         """Infinite where nothing is known; what was known before where too little time has passed."""
         idle, total = (now - then for now, then in zip(_jiffies(), self._marked, strict=True))
         if total >= 10:
@@ -178,10 +179,6 @@ def _jiffies() -> tuple[int, int]:
 
 def _cores() -> float:
     return float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _with_free(rates: Rates, free_cores: float) -> Rates:
-    return Rates(rates.total_cores, rates.seen, rates.delivered_cores, free_cores)
 
 
 def _nbytes(item: TensorItem) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import HoldfastError, NoCheckpoint
+from ..format.codec import Codec
 from ..format.names import parse_step_dir
 from ..format.records import Commit
 from ..run.history import Snapshot, Step, newest, read_record
@@ -69,6 +70,8 @@ def describe(step: Step) -> dict[str, Any]:
         "created": step.created,
         "bytes": step.nbytes,
         "new_bytes": commit.new_bytes,
+        "codecs": commit.codecs,
+        "lossy": [name for name in commit.codecs if Codec(name).is_lossy],
         "tensors": commit.tensors,
         "metrics": step.metrics,
         "pins": list(step.pins),
@@ -135,7 +138,7 @@ def _row(step: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(step["step"]),
         step["line"],
-        step["kind"],
+        step["kind"] + (f", lossy {' '.join(step['lossy'])}" if step["lossy"] else ""),
         step["tier"],
         str(step["attempt"]),
         when(step["created"]),

@@ -19,7 +19,7 @@ WORTH = 0.05
 _BUSY = 0.8
 """A store that was at work this share of the time is what a save waited for."""
 _REMEMBERED = 5
-_RECOVERY = 1.25
+_LEAST_CORES = 0.25
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Rates:
     total_cores: float
     seen: tuple[float, ...] = ()
     """Bytes a second that the store took, the newest last."""
-    delivered_cores: float = float("inf")
-    """That coding really had where it was what a save waited for; forgotten little by little."""
-    free_cores: float = float("inf")
-    """That were idle between the saves."""
+    idle_cores: float = float("inf")
+    """That were idle while the last raw file was written: coding could have had them."""
+    share: float = 1.0
+    """Of the idle cores, what coding really had in the last coded file."""
 
     @property
     def store(self) -> float | None:
@@ -93,11 +93,15 @@ class Rates:
     @property
     def cores(self) -> float:
         """Cores that coding may count on. Never none: a training process waits now and then."""
-        return max(0.25, min(self.total_cores, self.free_cores, self.delivered_cores))
+        return max(_LEAST_CORES, min(self.total_cores, self._idle * self.share))
 
-    def after_raw(self, stored_bytes: int, seconds: float) -> Rates:
+    @property
+    def _idle(self) -> float:
+        return max(_LEAST_CORES, min(self.total_cores, self.idle_cores))
+
+    def after_raw(self, stored_bytes: int, seconds: float, idle_cores: float) -> Rates:
         """With what writing a raw file has shown."""
-        return replace(self, seen=(*self.seen, stored_bytes / seconds)[-_REMEMBERED:], delivered_cores=self._recovered())
+        return replace(self._with_store(stored_bytes / seconds), idle_cores=idle_cores)
 
     def after_coded(self, stored_bytes: int, seconds: float, writing_seconds: float, core_seconds: float) -> Rates:
         """With what writing a coded file has shown.
@@ -105,15 +109,19 @@ class Rates:
         Args:
             writing_seconds: how long the store was at work. core_seconds: what coding should have taken one core.
         """
-        if writing_seconds >= _BUSY * seconds:
-            return self.after_raw(stored_bytes, seconds)
+        share = core_seconds / seconds / self._idle
+        if writing_seconds >= _BUSY * seconds:  # the store was waited for: coding had at least this much
+            return replace(self._with_store(stored_bytes / seconds), share=max(self.share, share))
         at_least = stored_bytes / max(writing_seconds, 1e-9)
         is_faster = self.store is not None and at_least > self.store
-        seen = (*self.seen, at_least)[-_REMEMBERED:] if is_faster else self.seen
-        return replace(self, seen=seen, delivered_cores=core_seconds / seconds)
+        return replace(self._with_store(at_least) if is_faster else self, share=share)
 
-    def _recovered(self) -> float:
-        return self.delivered_cores * _RECOVERY if self.delivered_cores < self.total_cores else float("inf")
+    def renewed(self) -> Rates:
+        """With what coding may have had too little of forgotten, so that it is tried again."""
+        return replace(self, share=max(1.0, self.share))
+
+    def _with_store(self, rate: float) -> Rates:
+        return replace(self, seen=(*self.seen, rate)[-_REMEMBERED:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,10 +94,16 @@ class CodedImage:
         return len(grid)
 
     def settle(self) -> None:
-        """Code and pack all that was added, so that `chunks` and `nbytes` are complete."""
+        """Code and pack all that was added, so that `chunks` and `nbytes` are complete.
+
+        Raises:
+            What a source, a codec or the store raised.
+        """
         for job in self._jobs:
             job.result()
         self._coders.shutdown()
+        if self._error is not None:
+            raise self._error
         with self._packing:
             self._flush()
 
