@@ -133,7 +133,7 @@ class Choice:
 
 
 def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> Choice:
-    """The codec with which a class is durable soonest; `current` unless another one is better by WORTH.
+    """The codec with which a class is durable soonest; `current` unless another one is better by WORTH, or raw is better at all.
 
     Args:
         samples: of the codecs that the class may have, besides raw.
@@ -151,8 +151,9 @@ def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> C
         return max(1 / (samples[codec].rate * rates.cores), samples[codec].ratio / store)
 
     best = min((RAW, *samples), key=seconds)
-    if seconds(best) > (1 - WORTH) * seconds(current):
-        best = current if current in samples else RAW
+    stays = current if current in samples and seconds(current) <= seconds(RAW) else RAW
+    if seconds(best) > (1 - WORTH) * seconds(stays):
+        best = stays
     told = f"the store takes {_rate(store)}, {rates.cores:.1f} cores are free"
     if best != RAW:
         return Choice(best, f"{samples[best].ratio:.2f} of its size at {_rate(samples[best].rate)} a core; {told}")
