@@ -280,6 +280,7 @@ class Run:
             origin=origin,
             refer=False,
             world=found.commit.world,
+            lossy=found.commit.lossy,
         )
         with open_step(target, copied.path, copied.commit) as copy:
             _compare(checkpoint, copy)

@@ -21,6 +21,7 @@ from holdfast import Checkpoint, Corrupt, Keep, NoSpace, Refused, Run, Unavailab
 from holdfast.api import state_contents
 from holdfast.cli.inspect import describe as inspected
 from holdfast.cli.ls import look
+from holdfast.cli.place import find_run
 from holdfast.coding import coder_of
 from holdfast.format.codec import FOR_EVER, RAW, ZSTD, Codec, planes
 from holdfast.run import coded
@@ -295,11 +296,15 @@ def test_lossy_moments_load_as_what_was_stored_within_the_bound_and_all_else_is_
 def test_lossy_is_shown(tmp_path: Path) -> None:
     state = trained()
     save(session_on(LocalStore(tmp_path)), state, 1, coder_of(MOMENTS))
-    from holdfast.cli.place import find_run
-
     assert look(find_run(str(tmp_path)))["steps"][0]["lossy"] == ["int8"]
+    Run(tmp_path).copy(1, tmp_path / "copy")
+    Run(tmp_path / "copy").pin(1, "kept")
+    (copy,) = look(find_run(str(tmp_path / "copy")))["steps"]
+    assert (copy["codecs"], copy["lossy"]) == ([], ["int8"])  # what is lost does not come back
     with holdfast.open(tmp_path) as checkpoint:
-        shown = {t["name"]: t for t in inspected(checkpoint, str(tmp_path))["tensors"]}
+        result = inspected(checkpoint, str(tmp_path))
+    shown = {t["name"]: t for t in result["tensors"]}
+    assert (result["codecs"], result["lossy"]) == (["int8"], ["int8"])
     assert shown["optimizer.model.2.weight.exp_avg"]["codecs"] == ["int8"]
     assert shown["optimizer.model.2.weight.exp_avg"]["is_lossy"]
     assert not shown["model.2.weight"]["is_lossy"]

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import HoldfastError, NoCheckpoint
-from ..format.codec import Codec
 from ..format.names import parse_step_dir
 from ..format.records import Commit
 from ..run.history import Snapshot, Step, newest, read_record
@@ -71,7 +70,7 @@ def describe(step: Step) -> dict[str, Any]:
         "bytes": step.nbytes,
         "new_bytes": commit.new_bytes,
         "codecs": commit.codecs,
-        "lossy": [name for name in commit.codecs if Codec(name).is_lossy],
+        "lossy": commit.lossy,
         "tensors": commit.tensors,
         "metrics": step.metrics,
         "pins": list(step.pins),

@@ -116,6 +116,7 @@ def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], wher
         raw_bytes=int(index.columns["chunk.raw_bytes"].sum(dtype=np.int64)),
         new_bytes=sum(f.bytes for f in files),
         codecs=sorted({codec.name for codec in index.codecs} - {RAW.name}),
+        lossy=sorted({codec.name for codec in index.codecs if codec.is_lossy} | set(commit.lossy)),
         content_digest=content_digest(index.columns, values_bytes(values, rank_values)),
     )
     return record, index, merged.part_of_entry

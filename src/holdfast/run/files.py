@@ -132,12 +132,14 @@ class FilesWriter:
         deferred: list[TensorItem] = []
         for group, reserved in _groups(items, self._metadata):
             file: _RawFile | _CodedFile | None = None
-            start = time.perf_counter()
+            start = 0.0
             try:
                 for item in group:
                     chunks = self._base.unchanged(item) if self._base and is_first else None
                     if chunks is None:
-                        file = file or self._open(group, reserved, is_coded=codecs[item.key] != RAW)
+                        if file is None:
+                            start = time.perf_counter()
+                            file = self._open(group, reserved, is_coded=codecs[item.key] != RAW)
                         if item.source is not None:
                             self._placed.probes[item.key] = probe(item.source)
                         file.add(item, codecs[item.key])

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded, Unavailable
 from ..format.index import Index
 from ..format.records import Commit, StepRef
@@ -99,13 +101,14 @@ class Session:
         kind: str = "full",
         world: int = 1,
         coding: Coder | None = None,
+        lossy: Sequence[str] = (),
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
         Args:
             refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained, and
                 no codec is used but `raw` and `zstd`.
-            coding: what chooses codecs; without it all is raw.
+            coding: what chooses codecs; without it all is raw. lossy: what the source of a copy says of itself.
             kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
             world: how many ranks the state is of: a copy keeps that of its source.
         Raises:
@@ -113,6 +116,7 @@ class Session:
             StepExists, Unavailable, NoSpace, Unsupported.
         """
         record, parents = self.record(step, metrics=metrics, best=best, refer=refer, origin=origin, kind=kind, world=world)
+        record = msgspec.structs.replace(record, lossy=list(lossy))
         with intent(self.store, step, self.attempt, parents) as mark:
             for base_ref in (record.parent if refer else None, None):
                 base = self._base(base_ref) if base_ref else None
