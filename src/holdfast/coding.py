@@ -29,12 +29,13 @@ _log = logging.getLogger("holdfast")
 
 SMALLEST_BYTES = 16 << 10
 """Entries below this stay raw: their headers would eat up what coding gains."""
-LEAST_BYTES = 8 << 20
+LEAST_BYTES = 16 << 20
 """A file of less says nothing about rates, and a state of less is not worth measuring."""
 RENEW_SAVES = 20
 _PIECES = 3
-_PIECE_BYTES = 1 << 20
-_WHOLE = {
+_PIECE_BYTES = (64 << 10, 1 << 20)
+"""Least and most of a piece that is sampled; between them, 1/64 of its class, so that sampling takes little beside saving."""
+_NUMBER_BYTES = {
     "float64": 8, "complex128": 8, "float32": 4, "complex64": 4, "float16": 2, "bfloat16": 2,
     "int64": 8, "uint64": 8, "int32": 4, "uint32": 4, "int16": 2, "uint16": 2,
 }  # fmt: skip
@@ -76,6 +77,8 @@ class Coder:
         self.rates = Rates(total_cores=_cores())
         self.choices: dict[Class, Choice] = {}
         """Of the last save, for classes that are adaptive."""
+        self._before: dict[bool, dict[Class, Choice]] = {False: {}, True: {}}
+        """Of the last save that is kept for ever, and of the last that is not."""
         self._samples: dict[Class, dict[str, Sample]] = {}
         self._saves = 0
         self._core_seconds = 0.0
@@ -118,6 +121,7 @@ class Coder:
             self._samples.clear()
             self.rates = self.rates.renewed()
         self._saves += 1
+        self.choices = self._before[is_for_ever]
         for of, items in adaptive.items():
             if of not in self._samples and self.rates.store is not None:
                 self._samples[of] = _sample(items)
@@ -195,8 +199,8 @@ def _codec(name: str, dtype: str, is_for_ever: bool) -> Codec:
         return codecs.RAW
     if name == LOSSY and not is_for_ever:
         return codecs.int8(dtype)
-    if name == "planes" and dtype in _WHOLE and not is_for_ever:
-        return codecs.planes(_WHOLE[dtype])
+    if name == "planes" and dtype in _NUMBER_BYTES and not is_for_ever:
+        return codecs.planes(_NUMBER_BYTES[dtype])
     return codecs.ZSTD
 
 
@@ -217,8 +221,9 @@ def _check_moment(item: TensorItem, roles: Mapping[str, str]) -> None:
 
 def _sample(items: Sequence[TensorItem]) -> dict[str, Sample]:
     """Ratio and rate of the codecs that fit, from pieces out of the middle of a few tensors, spread over the class."""
+    size = min(max(sum(map(_nbytes, items)) // 64, _PIECE_BYTES[0]), _PIECE_BYTES[1])
     spread = np.linspace(0, len(items) - 1, _PIECES).round().astype(int).tolist()
-    pieces = [_piece(items[i], number) for number, i in enumerate(spread)]
+    pieces = [_piece(items[i], number, size) for number, i in enumerate(spread)]
     found: dict[str, Sample] = {}
     for name in ("planes", "zstd"):
         codec = _codec(name, items[0].dtype, is_for_ever=False)
@@ -227,9 +232,9 @@ def _sample(items: Sequence[TensorItem]) -> dict[str, Sample]:
     return found
 
 
-def _piece(item: TensorItem, number: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _piece(item: TensorItem, number: int, most: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     assert item.source is not None
-    size = min(_PIECE_BYTES, item.source.nbytes)
+    size = min(most, item.source.nbytes)
     size -= size % 16 if size >= 16 else 0
     room = item.source.nbytes - size
     start = room * (number + 1) // (_PIECES + 1) // 16 * 16
@@ -239,7 +244,7 @@ def _piece(item: TensorItem, number: int) -> np.ndarray[tuple[int], np.dtype[np.
 
 
 def _measure(codec: Codec, pieces: Sequence[np.ndarray[tuple[int], np.dtype[np.uint8]]]) -> Sample:
-    out = np.empty(_PIECE_BYTES + 1024, np.uint8)
+    out = np.empty(max(map(len, pieces)) + 1024, np.uint8)
     codecs.encode(codec, pieces[0][:4096], out)  # so that no piece pays for what is made once
     rates, stored = [], 0
     for piece in pieces:

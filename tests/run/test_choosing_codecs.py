@@ -14,8 +14,11 @@ from holdfast.coding import LEAST_BYTES, RENEW_SAVES, SMALLEST_BYTES, Coder, Idl
 from holdfast.format.codec import RAW, ZSTD, Codec, int8, planes
 from holdfast.policy.coding import WORTH, Coding, Rates, Sample, choose
 from holdfast.run.coder import Work
-from holdfast.run.contents import TensorItem
+from holdfast.run.contents import Contents, TensorItem
 from holdfast.run.image import ArraySource
+from holdfast.run.session import Session
+from holdfast.store.memory import MemoryStore
+from holdfast.store.wrap import Limit
 
 PLANES = Sample(ratio=0.84, rate=1.5e9)
 ZSTD_SAMPLE = Sample(ratio=0.92, rate=0.9e9)
@@ -228,3 +231,29 @@ def test_idle_cores_are_counted_by_the_kernel() -> None:
     while (cores := idle.cores_since_mark()) == float("inf"):
         sum(range(10**5))
     assert 0 <= cores < 10_000
+
+
+def test_steps_that_are_kept_for_ever_do_not_change_the_choice_for_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    coder = adaptive()
+    raw_save(coder, 1e7)
+    for is_for_ever in (False, True):
+        coder.choose(ITEMS, ROLES, is_for_ever)
+    caplog.set_level(logging.INFO, "holdfast")
+    for is_for_ever in (False, True) * 3:
+        chosen = coder.choose(ITEMS, ROLES, is_for_ever)
+        assert set(chosen) <= {RAW, ZSTD} if is_for_ever else chosen[:2] == [planes(4)] * 2
+    assert caplog.text == ""
+
+
+def test_on_a_slow_store_a_run_comes_to_code_and_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+    store = Limit(MemoryStore("slow"), 30e6)
+    session, coder = Session(store, {}), adaptive()
+    saved = []
+    for step in (1, 2, 3):
+        items = [item("model.w", LEAST_BYTES + (4 << step)), item("model.b", SMALLEST_BYTES // 2)]
+        saved.append(session.save(Contents(items, roles={"model": "dict"}), step, coding=coder).commit)
+    assert [commit.codecs for commit in saved] == [[], ["planes"], ["planes"]]
+    assert saved[2].new_bytes < 0.9 * saved[0].new_bytes
+    assert "coding of model (float32): planes: 0.8" in caplog.text
+    assert "the store takes 0.03 GB/s" in caplog.text
