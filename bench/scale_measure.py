@@ -255,6 +255,15 @@ class Counted:
             for key in keys:
                 self._notes.pop(key, None)
 
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        with self._news:
+            if self._notes.get(key, b"") == expected:
+                self.post(key, data)
+            return self._notes.get(key, expected)
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        return self.swap(key, b"", data)
+
 
 def small_state(rank: int, ranks: int, tensors: int) -> Contents:
     """Sharded tensors, each with a plain scalar."""

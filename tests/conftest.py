@@ -21,6 +21,23 @@ GRACE_SECONDS = 3.0
 """How long a test's children and shared memory may take to go away after it."""
 
 
+os.environ.setdefault("HOLDFAST_SYNC", "1")
+"""Most tests want a step to be durable when `step` returns; those of saving in the background use `in_background`."""
+
+
+@pytest.fixture
+def in_background(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """Saves as users have them: in the background, by agents whose sockets lie in this directory; it ends the agents."""
+    sockets = tmp_path / "agents"
+    monkeypatch.delenv("HOLDFAST_SYNC")
+    monkeypatch.setenv("HOLDFAST_AGENT_DIR", str(sockets))
+    yield sockets
+    for process in psutil.process_iter():
+        if "holdfast.agent.serve" in (command := _command(process)) and str(sockets) in command:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
 # --- an awkward state -------------------------------------------------------------------------------------------------
 
 

@@ -21,23 +21,26 @@ SOURCE = Path(holdfast.__file__).parent
 
 FLOORS: list[set[str]] = [
     {"errors"},
-    {"version", "patterns"},
+    {"version", "patterns", "handle"},
     {"format", "layout"},
     {"plan"},
     {"store"},
     {"run"},
     {"policy"},
     {"coding"},
-    {"tensors", "tree", "ranks"},
+    {"tensors", "tree", "ranks", "preemption"},
     {"sharding"},
     {"live"},
     {"loading"},
-    {"per_rank", "flat_state"},
+    {"per_rank", "flat_state", "signature", "provider"},
     {"parts", "random_state"},
     {"state", "data"},
     {"interop"},
     {"address"},
     {"runs"},
+    {"agent"},
+    {"capture"},
+    {"background"},
     {"api"},
     {"resuming"},
     {"checkpointer"},
@@ -53,10 +56,10 @@ ONLY = {"testing": {"errors", "store"}}
 MAY_USE_THE_PUBLIC_NAMES = {"demo", "cli", "testing"}
 """Rooms that may say `import holdfast`: what stands on top of everything."""
 
-NEVER_TORCH = {"errors", "version", "patterns", "format", "plan", "store", "run", "coding"}
+NEVER_TORCH = {"errors", "version", "patterns", "handle", "format", "plan", "store", "run", "coding", "agent"}
 """No import of torch at all, not even inside a function."""
 
-NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "address", "runs", "api", "cli"}
+NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "preemption", "address", "runs", "api", "cli"}
 """Nothing that runs when the module is imported imports torch."""
 
 LONGEST = 600

@@ -18,6 +18,7 @@ PUBLIC = {
     # saving and loading
     "State",
     "PerRank",
+    "Provider",
     "save",
     "load",
     "restore",
@@ -27,8 +28,10 @@ PUBLIC = {
     "Checkpointer",
     "Init",
     "Handle",
+    "Agent",
     "Every",
     "Keep",
+    "Preemption",
     # looking at runs and checkpoints
     "Run",
     "Checkpoint",
@@ -47,6 +50,7 @@ PUBLIC = {
     "Overdue",
     "Refused",
     "Unsupported",
+    "Torn",
 }
 
 

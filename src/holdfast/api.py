@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .address import Address, find, parse, store_of
-from .errors import Corrupt, HoldfastError, NoCheckpoint, Refused, Unavailable
+from .errors import Corrupt, NoCheckpoint, Refused, Unavailable
 from .format.records import StepRef
+from .handle import Handle
 from .loading.checkpoint import Checkpoint, open_step
 from .loading.ledger import Ledger
 from .policy.durations import seconds_of
@@ -28,32 +28,6 @@ if TYPE_CHECKING:
 
 _TRIES = 5
 _joints: dict[tuple[str, tuple[int, ...]], Joint] = {}
-
-
-@dataclass
-class Handle:
-    """A save, and how far it has come.
-
-    Attributes:
-        step, attempt: of the checkpoint. level: captured, replicated, durable or remote. error: why it failed, or None.
-    """
-
-    step: int
-    attempt: int
-    level: str = "durable"
-    error: HoldfastError | None = None
-
-    def wait(self, level: str = "durable", timeout: float | None = None) -> Handle:
-        """Return when `level` is reached; here that is at once, since saves of this version are synchronous.
-
-        Raises:
-            HoldfastError: the save failed; or the level is one that this version does not have.
-        """
-        if self.error is not None:
-            raise self.error
-        if level not in ("captured", "durable"):
-            raise HoldfastError(f"level {level} is not available: this version saves to one tier")
-        return self
 
 
 def open_checkpoint(address: Any, *, step: int | None = None) -> Checkpoint:

@@ -12,7 +12,9 @@ HoldfastError                  1
   Overdue                      1   more than `lose_at_most` would be lost
   Refused                      6   would lose or mix data
     StepExists                 6   the decision about this step was already taken
+    TooLate                    6   the job is killed before this save could end
   Unsupported                  2   a value, a dtype or an object that has no stored form
+  Torn                         1   a capture was not of one instant; nothing of it was committed
 """
 
 from __future__ import annotations
@@ -117,7 +119,15 @@ class StepExists(Refused):
         self.existing = existing
 
 
+class TooLate(Refused):
+    """The job is killed before this save could end, so that it was not begun. The last good step is as it was."""
+
+
 class Unsupported(HoldfastError):
     """A value, a dtype or an object that has no stored form; the message names its path and the way out."""
 
     exit_code = 2
+
+
+class Torn(HoldfastError):
+    """The state was changed while it was being captured; nothing of that capture was committed."""

@@ -18,9 +18,11 @@ from .flat_state import FlatMoments, Held, add_groups, add_zero, refresh_masters
 from .format.names import dotted
 from .live import Live, Stream
 from .per_rank import PerRank
+from .provider import STABLE, Provider
 from .sharding import deepspeed, fsdp1
 from .sharding.local import Sharded, sharded
 from .sharding.original import Original
+from .signature import is_plain_module, is_plain_optimizer
 from .tensors import is_lazy
 from .tree import Leaf, Path, Put
 
@@ -54,6 +56,8 @@ def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, own
         number: parameter groups that earlier parts of this role took.
         owners: the parameters of all modules.
     """
+    if not live.to_fill:
+        _note(live, role, part, put, number, owners)
     if isinstance(part, torch.nn.Module):
         live.roles[role] = "module"
         _add_module(live, role, part)
@@ -67,6 +71,8 @@ def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, own
         add_per_rank(live, role, part)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         live.roles[role] = "loader" if isinstance(part, torch.utils.data.DataLoader) else "object"
+        if isinstance(part, Provider) and part.kind == STABLE:
+            live.stable.add(role)
         _add_object(live, role, part)
     elif put is None and not isinstance(part, (torch.Tensor, torch.Generator, np.ndarray, dict, list)):
         raise Unsupported(
@@ -78,6 +84,21 @@ def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, own
         live.roles.setdefault(role, kinds.get(type(part), "dict"))
         live.add_tree(part, (role,), role, put)
     return 0
+
+
+def _note(live: Live, role: str, part: Any, put: Put | None, number: int, owners: Owners) -> None:
+    """Note how to add the part again, to tell what has changed of it; a plain optimizer notes it itself."""
+    if isinstance(part, torch.nn.Module) and is_plain_module(part):
+        live.plain.add(id(part))
+        live.again.append(lambda other: other.roles.__setitem__(role, "module"))
+    elif isinstance(part, torch.optim.Optimizer) and is_plain_optimizer(part) and not owners.inside:
+        live.plain.add(id(part))
+    else:
+
+        def add(other: Live) -> None:
+            add_part(other, role, part, put, number, owners)
+
+        live.again.append(add)
 
 
 def parameter_names(role: str, module: torch.nn.Module) -> dict[int, str]:
@@ -184,6 +205,8 @@ def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, firs
                 _add_moment(live, (role, name, key), value, optimizer.state[parameter], owner)
         every.append(members)
     add_groups(live, role, optimizer.param_groups, every, first_group)
+    if id(optimizer) in live.plain:
+        live.again.append(lambda other: _add_settings(other, role, optimizer, every, first_group, by_name))
     moments = _Moments(role, optimizer, by_name, live.rules)
     live.allocators.append(moments.allocate)
     live.placers.append(moments.place)
@@ -191,6 +214,23 @@ def _add_optimizer(live: Live, role: str, optimizer: torch.optim.Optimizer, firs
     if held:
         FlatMoments(role, optimizer.state, held).add(live)
     return len(optimizer.param_groups)
+
+
+def _add_settings(
+    live: Live,
+    role: str,
+    optimizer: torch.optim.Optimizer,
+    members: list[list[str]],
+    first: int,
+    by_name: dict[str, torch.Tensor],
+) -> None:
+    """Add what a plain optimizer has besides the tensors of its state."""
+    live.roles[role] = "optimizer"
+    for name, parameter in by_name.items():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if not isinstance(value, torch.Tensor):
+                live.add_leaf(Leaf((role, name, key), value, _item_setter(optimizer.state[parameter], key)), role)
+    add_groups(live, role, optimizer.param_groups, members, first)
 
 
 def _add_moment(live: Live, path: Path, value: Any, state: dict[Any, Any], owner: str | None) -> None:

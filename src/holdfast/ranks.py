@@ -63,6 +63,13 @@ class TorchBoard:
             except (Unavailable, NotImplementedError):
                 return
 
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        # torch's stores take b"" for a key that is not there, and give back the value that stands
+        return bytes(self._call("compare_set", self._prefix + key, expected, data))
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        return self.swap(key, b"", data)
+
     def _call(self, operation: str, *arguments: Any) -> Any:
         try:
             with self._lock:

@@ -36,11 +36,13 @@ class Resumed:
 
     Attributes:
         step: completed; 0 in a new run. ledger: the account of the load, or None. session: of the process that leads.
+        attempt: that was begun.
     """
 
     step: int
     ledger: Ledger | None
     session: Session | None
+    attempt: int
 
 
 @dataclass
@@ -52,6 +54,8 @@ class Resuming:
     team: Team | None
     seconds: float
     """Until each load must be done."""
+    reads: Store | None = None
+    """What data is read from, where that is not the store itself."""
 
     def resume(self, at: int | str | None, wishes: Wishes, stage: bool, required: bool, skipped: Any, init: Any) -> Resumed:
         """See `Checkpointer.resume`.
@@ -77,7 +81,8 @@ class Resuming:
                 select = init.select or [*roles, *(f"{role}.*" for role in roles)]
                 wishes = Wishes.of(select, (), init.waive, init.rename, init.cast)
                 ledger = restore_from(checkpoint, self.state, wishes, all_roles=False, ranks=together)
-        return Resumed(0, ledger, self._open_session(lambda: Session(self.store, libraries())))
+        session, attempt = self._open_session(lambda: Session(self.store, libraries()))
+        return Resumed(0, ledger, session, attempt)
 
     def _choose(self, at: int | str | None, required: bool) -> list[list[int]]:
         """Steps to resume from, the one to try first in front."""
@@ -101,10 +106,10 @@ class Resuming:
         for ref in chosen:
             try:
                 together = self._begin(f"resume at step {ref.step}")
-                with open_together(together, self.store, partial(_by_ref, ref)) as checkpoint:
+                with open_together(together, self.reads or self.store, partial(_by_ref, ref)) as checkpoint:
                     ledger = restore_from(checkpoint, self.state, wishes, all_roles=True, stage=stage, ranks=together)
                     self._skip(skipped)
-                    session = self._open_session(partial(self._begin_attempt, ref, skipped, at, last_error is not None))
+                    session, attempt = self._open_session(partial(self._begin_attempt, ref, skipped, at, last_error is not None))
             except Corrupt as error:
                 last_error = error
                 fallbacks.append(str(error))
@@ -116,7 +121,7 @@ class Resuming:
             ledger.fallbacks = fallbacks
             for why in fallbacks:
                 log.warning("passed over a damaged step: %s", why)
-            return Resumed(ref.step, ledger, session)
+            return Resumed(ref.step, ledger, session, attempt)
         if last_error is not None:
             raise last_error
         return None
@@ -142,11 +147,16 @@ class Resuming:
         is_back = newest != ref and not fell_back
         return Session(self.store, libraries(), "rollback" if is_back else "restart", ref, skipped)
 
-    def _open_session(self, make: Callable[[], Session]) -> Session | None:
-        """The leader's session; None on other ranks."""
+    def _open_session(self, make: Callable[[], Session]) -> tuple[Session | None, int]:
+        """The leader's session, None on other ranks; and its attempt."""
         made: list[Session] = []
-        self._lead("begin an attempt", lambda: made.append(make()))
-        return made[0] if made else None
+
+        def begin() -> int:
+            made.append(make())
+            return made[0].attempt
+
+        attempt = self._lead("begin an attempt", begin)
+        return (made[0] if made else None), attempt
 
     def _begin(self, name: str) -> Alone | Together:
         return Together(self.team, name, self.seconds) if self.team is not None else Alone()

@@ -110,10 +110,14 @@ class State:
             taken = groups.get(role, 0)
             groups[role] = taken + add_part(live, role, part, put, taken, owners)
         if self._rng and "rng" not in self._roles:
-            streams = add_random_generators(live, self._rng, self._mesh)
-            if streams is not None:
-                add_per_rank(live, "rng", streams)
+            self._add_random_generators(live)
+            live.again.append(self._add_random_generators)
         return live
+
+    def _add_random_generators(self, live: Live) -> None:
+        streams = add_random_generators(live, self._rng, self._mesh)
+        if streams is not None:
+            add_per_rank(live, "rng", streams)
 
     def _by_rule(self, name: str, tensor: Any) -> Sharded | None:
         """What this rank has of a hand-sharded tensor, by the first rule for its name."""

@@ -98,6 +98,11 @@ class TensorSource:
         self._bytes = byte_view(tensor)
         self.nbytes = tensor.numel() * tensor.element_size()
 
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The live tensor, without its history."""
+        return self._tensor
+
     def view(self, start: int, nbytes: int) -> np.ndarray | None:
         """The bytes themselves, where they lie in memory in this order."""
         return None if self._bytes is None else self._bytes[start : start + nbytes]

@@ -26,6 +26,8 @@ ALL = [
     ["pin", "{run}"],
     ["prune", "{run}"],
     ["doctor", "{run}", "--quick"],
+    ["report", "{run}"],
+    ["top", "{run}"],
 ]
 
 
@@ -199,6 +201,8 @@ def test_no_command_loads_torch_but_the_demo_and_exports_that_convert(run: Path,
         ["pin", f"{run}@10", "name"],
         ["prune", f"{run}", "--last", "2"],
         ["doctor", f"{run}", "--quick"],
+        ["report", f"{run}", "-o", f"{tmp_path}/page.html", "--trace", f"{tmp_path}/trace.json"],
+        ["top", f"{run}", "--once"],
         ["rollback", f"{run}@20"],
         ["export", f"{run}", f"{tmp_path}/out"],
     ]

@@ -13,6 +13,7 @@ _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNITS = {u.lower(): 1000**n for n, u in enumerate(_DECIMAL)} | {
     f"{letter}ib": 1024 ** (n + 1) for n, letter in enumerate("kmgtp")
 }
+_CLOCK = ((60, 1, "min", "s"), (3600, 60, "h", "min"), (86400, 3600, "d", "h"))
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*\Z")
 
 
@@ -48,12 +49,28 @@ def when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
 
 
+def duration(seconds: float) -> str:
+    """`0 s`, `3.2 ms`, `12.3 s`, `4 min 10 s`, `3 h 12 min`, `2 d 5 h`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms" if seconds > 0 else "0 s"
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    large, small, unit, part = next(u for u in _CLOCK if seconds < u[0] * 100 or u == _CLOCK[-1])
+    wholes, parts = divmod(round(seconds / small), large // small)
+    return f"{wholes} {unit} {parts} {part}" if parts else f"{wholes} {unit}"
+
+
 def number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def metrics_text(metrics: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
+
+
+def one_line(text: str) -> str:
+    """`text` with nothing in it that moves a terminal's cursor."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def short(text: str, limit: int = 80) -> str:

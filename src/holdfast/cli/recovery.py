@@ -47,7 +47,7 @@ def outlook(place: Place, is_quick: bool, advance: Advance) -> Outlook:
     findings += [Finding("records", FAILED, str(e), {"file": path}, CORRUPT) for path, e in commits.items()]
     recycled = _recycled_bytes(place)
     intact, recovery = _recovery(place, snapshot, is_quick, advance)
-    findings += [recovery, *_writer(snapshot), *_leftovers(place, snapshot, recycled)]
+    findings += [recovery, *writer(snapshot), *_leftovers(place, snapshot, recycled)]
     next_bytes = snapshot.lineage[-1].nbytes if snapshot.lineage else None
     return Outlook(tuple(findings), intact, next_bytes, recycled)
 
@@ -93,7 +93,8 @@ def _read_whole(place: Place, step: Step, advance: Advance) -> str:
     return str(checked.damages[0]) if checked.damages else ""
 
 
-def _writer(snapshot: Snapshot) -> Iterator[Finding]:
+def writer(snapshot: Snapshot) -> Iterator[Finding]:
+    """Who began the newest attempt, and whether it still runs; nothing where there is none."""
     if not snapshot.attempts:
         return
     attempt = snapshot.attempts[max(snapshot.attempts)]

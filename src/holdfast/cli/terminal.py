@@ -8,9 +8,12 @@ import json
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.")]
 Advance = Callable[[str, int, int], None]
@@ -42,7 +45,9 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Col
         right: titles of the columns whose cells stand at the right.
     """
     if sys.stdout.isatty():
-        _print_rich(titles, rows, right)
+        from rich.console import Console
+
+        Console(file=sys.stdout).print(rich_table(titles, rows, right))
         return
     widths = [max(len(row[i]) for row in (titles, *rows)) for i in range(len(titles))]
     for row in (titles, *rows):
@@ -53,8 +58,8 @@ def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Col
         print("  ".join(cells).rstrip())
 
 
-def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str]) -> None:
-    from rich.console import Console
+def rich_table(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Table:
+    """The same table for a terminal, not printed yet."""
     from rich.table import Table
     from rich.text import Text
 
@@ -63,7 +68,7 @@ def _print_rich(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Col
         table.add_column(title, justify="right" if title in right else "left")
     for row in rows:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    Console(file=sys.stdout).print(table)
+    return table
 
 
 @contextlib.contextmanager

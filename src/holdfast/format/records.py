@@ -70,6 +70,15 @@ class Attempt(Record, frozen=True, kw_only=True):
     by: Process = Process()
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that one process has claimed and another writes under. No record: it goes from the one to the other."""
+
+    run: str
+    attempt: int
+    parent: StepRef | None = None
+    """The last commit of the line, from which the next one goes on."""
+
+
 class PartRef(msgspec.Struct, frozen=True, kw_only=True):
     """An index part: one for each writer."""
 

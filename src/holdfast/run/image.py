@@ -199,6 +199,11 @@ class ByteRange:
     def __init__(self, source: Source, start: int, nbytes: int) -> None:
         self._source, self._start, self.nbytes = source, start, nbytes
 
+    @property
+    def whole(self) -> Source:
+        """The source that this is a run of."""
+        return self._source
+
     def view(self, start: int, nbytes: int) -> Bytes | None:
         """The bytes themselves, where the other source has them in memory."""
         view = getattr(self._source, "view", None)

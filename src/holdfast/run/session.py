@@ -7,11 +7,10 @@ its commit was not confirmed.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ import msgspec
 
 from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded, Unavailable
 from ..format.index import Index
-from ..format.records import Commit, StepRef
+from ..format.records import Claim, Commit, StepRef
 from ..store.base import Store
 from .base import Base
 from .coder import Coder
@@ -39,6 +38,7 @@ class Session:
         libraries: versions to record. reason: of the attempt. parent: the commit that this line continues; None for the newest
             of the lineage; one that is given must be held. skipped: sample ranges that this line leaves out.
         first_step: what will be saved first, so that it can be refused before the attempt is claimed.
+        claim: an attempt that another process has claimed, to write under; then nothing else is looked at.
     Raises:
         Refused: the directory holds something that is not a run.
     """
@@ -51,14 +51,18 @@ class Session:
         parent: StepRef | None = None,
         skipped: list[list[int]] | None = None,
         first_step: int | None = None,
+        claim: Claim | None = None,
     ) -> None:
         self.store = store
         self.history = History(store)
         self.libraries = libraries
-        self.run = create_run(store, libraries.get("holdfast", "")).run
         self.parent, self.attempt = parent, 0
-        if parent is None:
-            self._claim_after_newest(reason, skipped, first_step)
+        if claim is not None:
+            self.run, self.attempt, self.parent = claim.run, claim.attempt, claim.parent
+        else:
+            self.run = create_run(store, libraries.get("holdfast", "")).run
+            if parent is None:
+                self._claim_after_newest(reason, skipped, first_step)
         if not self.attempt:
             reason = reason or ("restart" if parent else "start")
             self.attempt = claim_attempt(self.history, self.run, reason, parent, skipped).attempt
@@ -102,6 +106,7 @@ class Session:
         world: int = 1,
         coding: Coder | None = None,
         lossy: Sequence[str] = (),
+        check: Callable[[], None] = lambda: None,
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
@@ -111,6 +116,7 @@ class Session:
             coding: what chooses codecs; without it all is raw. lossy: what the source of a copy says of itself.
             kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
             world: how many ranks the state is of: a copy keeps that of its source.
+            check: called when all is written; what it raises, ends the save.
         Raises:
             Refused: `step` does not exceed the last one.  Superseded: a newer attempt has begun.
             StepExists, Unavailable, NoSpace, Unsupported.
@@ -122,7 +128,7 @@ class Session:
                 base = self._base(base_ref) if base_ref else None
                 if base_ref and base is None:
                     continue
-                committed = self._try(contents, record, base, recycle, mark.record.expires, coding, not refer)
+                committed = self._try(contents, record, base, recycle, mark.record.expires, check, coding, not refer)
                 if committed is not None:
                     break
         if committed is None:
@@ -155,6 +161,15 @@ class Session:
             metrics=metrics or {}, best=best, libraries=self.libraries, origin=origin, world=world,
         )  # fmt: skip
         return record, parents
+
+    @property
+    def claim(self) -> Claim:
+        """The attempt, and where it stands, for another process to write under."""
+        return Claim(run=self.run, attempt=self.attempt, parent=self.last.ref if self.last else self.parent)
+
+    def follow(self, ref: StepRef) -> None:
+        """Go on from a step that another process has committed under this attempt."""
+        self.parent, self.last_step, self.last = ref, ref.step, None
 
     def done(self, committed: Step) -> None:
         """Go on from a step that this session has committed."""
@@ -193,11 +208,16 @@ class Session:
         base: Base | None,
         recycle: bool,
         expires: float,
+        check: Callable[[], None],
         coding: Coder | None,
         is_for_ever: bool,
     ) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
-        may_commit = functools.partial(self.may_commit, expires=expires)
+
+        def may_commit(found: Commit, needed: set[str]) -> bool:
+            check()
+            return self.may_commit(found, needed, expires)
+
         layout = self._written.layout if base and self._written else None
         rewrite = secrets.randbelow(10**8) + 1 if record.kind == "partial" else 0
         written = write_step(

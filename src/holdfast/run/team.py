@@ -18,6 +18,7 @@ import msgspec
 
 from .. import errors
 from ..errors import Deadline, HoldfastError
+from .agreement import Decisions
 
 _GRACE_SECONDS = 1.0
 """How much longer than its leader a rank waits: the leader knows for whom all are waiting, and says so."""
@@ -42,6 +43,39 @@ class Board(Protocol):
     def drop(self, keys: Iterable[str]) -> None:
         """Forget keys; missing ones are no error."""
         ...
+
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        """Set a key to `data`, not b"", if its value is `expected`, b"" for a key that is not there; the value that stands."""
+        ...
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        """Set a key that only the first rank to come sets, to `data`, not b""; what the first one set."""
+        ...
+
+
+class Apart:
+    """A part of a board for calls of their own, which go on beside the others."""
+
+    def __init__(self, board: Board, prefix: str) -> None:
+        self._board, self._prefix = board, prefix
+
+    def post(self, key: str, data: bytes) -> None:
+        self._board.post(self._prefix + key, data)
+
+    def wait(self, keys: Sequence[str], seconds: float) -> bool:
+        return self._board.wait([self._prefix + key for key in keys], seconds)
+
+    def read(self, keys: Sequence[str]) -> list[bytes]:
+        return self._board.read([self._prefix + key for key in keys])
+
+    def drop(self, keys: Iterable[str]) -> None:
+        self._board.drop(self._prefix + key for key in keys)
+
+    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
+        return self._board.swap(self._prefix + key, expected, data)
+
+    def decide(self, key: str, data: bytes) -> bytes:
+        return self._board.decide(self._prefix + key, data)
 
 
 class Where(msgspec.Struct, array_like=True):
@@ -78,6 +112,8 @@ class Team:
     _made: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of the calls that this rank has made, the last ones."""
     _spent: list[list[str]] = field(default_factory=list)
+    _decisions: dict[str, Decisions] = field(default_factory=dict)
+    _topics: dict[str, int] = field(default_factory=dict)
 
     @property
     def leads(self) -> bool:
@@ -92,6 +128,22 @@ class Team:
         """Let the leader do `work`, and return on all ranks what it gave, or raise what it raised."""
         call = self.call(name, seconds, [name])
         return call.answer(name, work) if self.leads else call.hear(name)
+
+    def decide(self, topic: str, number: int, mine: int) -> int:
+        """One value for each number of a topic, the same on all ranks: that of the first to ask. Waits for no other rank.
+
+        Args:
+            number: not below zero, and ascending; all ranks ask for the same ones. mine: the value, if this rank is the first.
+        Raises:
+            Refused: this rank is hopelessly behind the others; see `Decisions`.  BoardGone
+        """
+        decisions = self._decisions.setdefault(topic, Decisions(self.board, topic))
+        return decisions.decide(number, int(mine))
+
+    def numbered(self, topic: str) -> str:
+        """The topic with a number: another one each time, the same on all ranks that name it equally often."""
+        number = self._topics[topic] = self._topics.get(topic, 0) + 1
+        return f"{topic}/{number}"
 
     def call(self, name: str, seconds: float, phases: Sequence[str], order: int = -1) -> Call:
         """Begin a call that all ranks of the team make.

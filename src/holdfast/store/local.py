@@ -70,6 +70,11 @@ class LocalStore:
         self._direct = direct
         self._durable_dirs: set[str] = set()
 
+    @property
+    def is_default(self) -> bool:
+        """Whether another process has the same store by its URL."""
+        return self._direct
+
     def read(self, path: str) -> bytes:
         with _translated("read", self._at(path)), open(self._at(path), "rb") as file:
             return file.read()

@@ -1,0 +1,396 @@
+"""What becomes of captures: a queue of versions, a thread that writes them in order, and memory that is given back.
+
+One engine serves the ranks of one node, in the agent's process or in a thread of the trainer. A version is written as soon as
+all ranks have begun it, close behind their copies; it exists when the writer has committed it, and stays in memory until its
+slot is needed. What one rank cannot capture is given up for all; nothing that happens here waits for a trainer, and no trainer
+waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import HoldfastError, Superseded
+from ..run.census import Common as Shared
+from ..run.census import Structure, compare
+from ..run.history import Step
+from ..store.base import Store
+from .arena import Arena, Bytes
+from .contents import Taken, contents_of, differing_census
+from .gate import ALL, Gate, said_of
+from .marks import Marks
+from .messages import Begin, Captured, Common, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
+from .proofs import check_replicas
+from .times import Times
+from .writer import Writer
+
+log = logging.getLogger("holdfast")
+FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "durable", "failed"
+OVER = (DURABLE, FAILED)
+_REMEMBERED = 64
+_ERRORS = 16
+
+Tell = Callable[[int, Message, Sequence[int]], None]
+
+
+@dataclass
+class Version:
+    """One step, on its way from the ranks' memory to the store."""
+
+    step: int
+    begun: dict[int, Begin] = field(default_factory=dict)
+    """By rank, until it is over."""
+    at: dict[int, int] = field(default_factory=dict)
+    """By rank: the number of its slot."""
+    tables: dict[int, Table] = field(default_factory=dict)
+    slots: dict[int, Bytes] = field(default_factory=dict)
+    """By rank: where its bytes lie; they stay there, whatever becomes of the arena."""
+    gates: dict[int, Gate] = field(default_factory=dict)
+    captured: dict[int, Captured] = field(default_factory=dict)
+    level: str = FILLING
+    error: list[str] | None = None
+    is_skip: bool = False
+    written: Step | None = None
+    times: Times = field(default_factory=Times)
+
+
+@dataclass
+class Rank:
+    """What the engine knows of one rank."""
+
+    structure: Structured | None = None
+    table: Table | None = None
+    arena: Arena | None = None
+    is_there: bool = True
+
+
+class Engine:
+    """Args:
+    ranks: global ranks, all of which take part in each version. tell: sends a message to a rank; must not block for long.
+    writer: commits. on_full: `coalesce` drops a version that is not being written yet for a newer one.
+    store: of the run, as the writer has it; if it is `Marks`, it tells what the time was spent on.
+    arenas: by rank, of an engine before.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        writer: Writer,
+        tell: Tell,
+        on_full: str,
+        store: Store,
+        attempt: int,
+        arenas: Mapping[int, Arena] | None = None,
+    ) -> None:
+        self.ranks, self.writer, self.on_full = tuple(ranks), writer, on_full
+        self._tell_rank = tell
+        self._store, self._attempt = store, attempt
+        self._members = {rank: Rank(arena=(arenas or {}).get(rank)) for rank in ranks}
+        self._versions: dict[int, Version] = {}
+        self._queue: list[Version] = []
+        self._newest: Version | None = None
+        """The last one that is durable: its memory is kept for as long as another slot is free."""
+        self._changed = threading.Condition(threading.RLock())
+        self._is_closing = False
+        self._is_superseded = False
+        self.counts = {DURABLE: 0, FAILED: 0, "skipped": 0}
+        self.written_bytes = 0
+        self.phase_seconds: dict[str, float] = {}
+        self.errors: deque[tuple[float, str]] = deque(maxlen=_ERRORS)
+        """(unix seconds, text) of the last failures."""
+        self.last_committed: tuple[int, float] | None = None
+        """(step, unix seconds)."""
+        self._unrecorded: deque[Version] = deque()
+        self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
+        self._thread.start()
+
+    def receive(self, rank: int, message: Message) -> None:
+        """Take a message of a rank."""
+        handlers: dict[type, Callable[[int, Any], None]] = {
+            Structured: self._structured, Begin: self._begin, Progress: self._progress, Captured: self._captured,
+            Dropped: self._dropped,
+        }  # fmt: skip
+        if isinstance(message, Table):  # takes long
+            self._table(rank, message)
+            return
+        with self._changed:
+            handlers[type(message)](rank, message)
+
+    def leave(self, rank: int) -> None:
+        """A rank is gone: what it has not captured will not come; what it has stays."""
+        with self._changed:
+            self._members[rank].is_there = False
+            self._members[rank].structure = None
+            for version in self._versions.values():
+                if version.level not in OVER and rank not in version.captured:
+                    text = f"rank {rank} is gone, and had not captured step {version.step} when it went"
+                    self._give_up(version, ["Unavailable", text])
+
+    def flush(self, seconds: float) -> bool:
+        """Wait until all that is captured is durable or has failed; what cannot be any more is given up.
+
+        Returns whether that was done in time.
+        """
+        until = time.monotonic() + seconds
+        with self._changed:
+            for version in [v for v in self._versions.values() if v.level == FILLING]:
+                absent = [rank for rank in self.ranks if rank not in version.begun and not self._members[rank].is_there]
+                if absent:
+                    self._give_up(version, ["Unavailable", f"rank {absent[0]} is gone, and never began step {version.step}"])
+            while any(v.level not in OVER for v in self._versions.values()):
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                self._changed.wait(min(left, 1.0))
+        return True
+
+    def close(self, seconds: float = 0.0) -> bool:
+        """Flush, end the thread, and let go of the memory. Returns whether all was flushed."""
+        is_done = self.flush(seconds)
+        with self._changed:
+            self._is_closing = True
+            for version in self._versions.values():
+                if version.level not in OVER:
+                    self._give_up(version, ["Unavailable", "saving has ended"])
+            self._changed.notify_all()
+        if is_done:
+            self._thread.join()
+            for member in self._members.values():
+                if member.arena is not None:
+                    member.arena.close()
+        return is_done
+
+    def release(self) -> dict[int, Arena]:
+        """End, after a flush, and hand over the memory."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            return {rank: m.arena for rank, m in self._members.items() if m.arena is not None}
+
+    @property
+    def versions(self) -> list[Version]:
+        """What is under way, and what was last, oldest first."""
+        with self._changed:
+            return list(self._versions.values())
+
+    @property
+    def arena_bytes(self) -> int:
+        return sum(m.arena.nbytes for m in self._members.values() if m.arena is not None)
+
+    @property
+    def touched_bytes(self) -> int:
+        """How much of the arenas counts as resident in this process."""
+        return sum(m.arena.resident_bytes() for m in self._members.values() if m.arena is not None)
+
+    def held(self) -> tuple[Version, dict[int, Arena]] | None:
+        """The newest durable version whose bytes are still in memory, and the arenas they lie in."""
+        with self._changed:
+            if self._newest is None:
+                return None
+            arenas = {rank: m.arena for rank, m in self._members.items() if m.arena is not None}
+            return (self._newest, arenas) if arenas.keys() == self._newest.slots.keys() == set(self.ranks) else None
+
+    def _structured(self, rank: int, message: Structured) -> None:
+        self._members[rank].structure = message
+        known = {r: m.structure for r, m in self._members.items()}
+        if any(structure is None for structure in known.values()):
+            return
+        groups: dict[str, list[int]] = {}
+        for number, structure in known.items():
+            assert structure is not None
+            groups.setdefault(structure.digest, []).append(number)
+        try:
+            tables = [Structure.decode(known[ranks[0]].data) for ranks in groups.values()]  # type: ignore[union-attr]
+            common: Shared = compare(tables, list(groups.values()))
+            answer = Common(common.digest(), common.encode())
+        except HoldfastError as error:
+            answer = Common("", b"", said_of(error))
+        self._tell_all(answer)
+
+    def _table(self, rank: int, message: Table) -> None:
+        """Make the rank's arena, unless the one that it has will do."""
+        member = self._members[rank]
+        with self._changed:
+            old, fits = member.arena, False
+            if old is not None:
+                fits = old.slots >= message.slots and old.slot_bytes >= message.nbytes
+            if not fits:  # what is still to be written of it goes with the last view of it
+                member.arena = self._newest = None
+        if not fits and old is not None:
+            old.close()
+        try:
+            arena = old if fits and old is not None else _reserved(message)
+        except (HoldfastError, OSError) as error:
+            self._tell(rank, Memory(message.number, 0, 0, said_of(error)))
+            return
+        with self._changed:
+            member.arena, member.table = arena, message
+        self._tell(rank, Memory(message.number, arena.slots, arena.slot_bytes), [arena.fd])
+
+    def _begin(self, rank: int, message: Begin) -> None:
+        version = self._versions.get(message.step)
+        if version is not None and version.level in OVER:  # another rank has dropped it already
+            self._tell(rank, Free(message.slot))
+            return
+        if version is None:
+            version = self._versions[message.step] = Version(message.step)
+            version.times.began = message.began
+        version.begun[rank], version.at[rank] = message, message.slot
+        version.gates.setdefault(rank, Gate())
+        table, arena = self._members[rank].table, self._members[rank].arena
+        if table is None or arena is None or table.number != message.table:
+            self._give_up(version, ["Unavailable", f"rank {rank} began step {message.step} without its table"])
+            return
+        version.tables[rank], version.slots[rank] = table, arena.slot(message.slot)
+        if self._newest is not None and self._newest.at.get(rank) == message.slot:
+            self._newest = None
+        if version.level == FILLING and version.begun.keys() == set(self.ranks):
+            self._enqueue(version)
+
+    def _enqueue(self, version: Version) -> None:
+        if differing_census(version.begun):
+            self._give_up(version, ["Torn", "the structure of the state changed on some ranks at this step"], is_skip=True)
+            return
+        if self.on_full == "coalesce":
+            for older in [v for v in self._queue if v.step < version.step]:
+                self._give_up(older, ["Unavailable", f"step {version.step} took its place"], is_skip=True)
+        version.level, version.times.queued = QUEUED, time.time()
+        self._queue.append(version)
+        self._changed.notify_all()
+
+    def _progress(self, rank: int, message: Progress) -> None:
+        if (version := self._versions.get(message.step)) is not None:
+            version.gates[rank].come(message.at)
+
+    def _captured(self, rank: int, message: Captured) -> None:
+        if (version := self._versions.get(message.step)) is not None:
+            version.captured[rank] = message
+            version.times.by_rank[rank] = message.phases
+            version.gates[rank].come(ALL)
+            self._changed.notify_all()
+
+    def _dropped(self, rank: int, message: Dropped) -> None:
+        version = self._versions.setdefault(message.step, Version(message.step))
+        self._give_up(version, message.error, message.is_skip)
+
+    def _give_up(self, version: Version, error: list[str], is_skip: bool = False) -> None:
+        """End a version that cannot be written any more; one that is being written ends when its writer has noticed."""
+        if version.level in OVER:
+            return
+        for gate in version.gates.values():
+            gate.fail(error)
+        version.error, version.is_skip = version.error or error, version.is_skip or is_skip
+        if version.level != WRITING:
+            self._end(version)
+
+    def _end(self, version: Version, attempt: int = 0) -> None:
+        """The version is over, well or not: say so, and give its slot back."""
+        version.level = DURABLE if version.error is None else FAILED
+        self.counts["skipped" if version.is_skip else version.level] += 1
+        if version in self._queue:
+            self._queue.remove(version)
+        version.times.ended = time.time()
+        self._unrecorded.append(version)
+        if version.error is not None and not version.is_skip:
+            self.errors.append((version.times.ended, f"step {version.step}: {version.error[1]}"))
+        free: Version | None = version
+        if version.level == DURABLE:
+            free, self._newest = self._newest, version
+        self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
+        for rank, member in self._members.items():
+            is_single = member.arena is not None and member.arena.slots == 1
+            given = version if is_single else free
+            if given is not None and rank in given.at and member.is_there:
+                self._tell(rank, Free(given.at[rank]))
+        if free is not None:
+            free.slots.clear()
+        version.begun.clear()
+        for old in list(self._versions)[:-_REMEMBERED]:
+            if self._versions[old].level in OVER:
+                del self._versions[old]
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        while (version := self._take()) is not None:
+            if isinstance(self._store, Marks):
+                self._store.restart()
+            error: BaseException | None = None
+            try:
+                version.written = self._write(version)
+            except BaseException as raised:
+                error = raised
+                if not isinstance(error, HoldfastError):
+                    log.exception("writing step %d failed", version.step)
+            version.times.wrote(self._store)
+            with self._changed:
+                if error is not None:
+                    self._is_superseded = self._is_superseded or isinstance(error, Superseded)
+                    version.error = version.error or said_of(error)
+                elif version.written is not None:
+                    version.error = None  # what came too late to stop it
+                    self.written_bytes += version.written.commit.new_bytes
+                    self.last_committed = version.step, time.time()
+                self._end(version, version.written.attempt if version.written is not None else 0)
+            if error is None:
+                self.writer.prune()
+            self._record()
+
+    def _take(self) -> Version | None:
+        """The next version to write, when there is one; None at the end."""
+        while True:
+            self._record()
+            with self._changed:
+                while not self._queue and not self._is_closing and not self._unrecorded:
+                    self._changed.wait()
+                if self._queue:
+                    version = self._queue.pop(0)
+                    version.level, version.times.taken = WRITING, time.time()
+                    return version
+                if self._is_closing and not self._unrecorded:
+                    return None
+
+    def _record(self) -> None:
+        """Keep the times of what is over."""
+        while self._unrecorded:
+            version = self._unrecorded.popleft()
+            for phases in (version.times.writing, *version.times.by_rank.values()):
+                for phase in phases:
+                    self.phase_seconds[phase.name] = self.phase_seconds.get(phase.name, 0.0) + phase.seconds
+            version.times.keep(self._store, version.step, self._attempt, version.error, version.is_skip, version.written)
+
+    def _write(self, version: Version) -> Step:
+        """Write one version, behind its copies."""
+        taken = [Taken(r, version.tables[r], version.begun[r], version.slots[r], version.gates[r]) for r in self.ranks]
+        contents = contents_of(taken)
+        metrics = {name: value for one in reversed(taken) for name, value in one.begin.metrics.items()}
+
+        def check() -> None:
+            for one in taken:
+                one.gate.wait(ALL)
+            check_replicas(self.ranks, [version.captured[rank].proofs for rank in self.ranks])
+
+        return self.writer.write(contents, taken[0].begin, metrics, len(taken), check)
+
+    def _tell_all(self, message: Message) -> None:
+        for rank, member in self._members.items():
+            if member.is_there:
+                self._tell(rank, message)
+
+    def _tell(self, rank: int, message: Message, fds: Sequence[int] = ()) -> None:
+        self._tell_rank(rank, message, fds)
+
+
+def _reserved(table: Table) -> Arena:
+    arena = Arena.create(table.slots, table.nbytes)
+    try:
+        arena.reserve()
+    except BaseException:
+        arena.close()
+        raise
+    return arena

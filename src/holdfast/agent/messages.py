@@ -1,0 +1,237 @@
+"""What ranks and the agent of their node say to each other. Typed, versioned; the same objects are used within one process.
+
+A field may be added with a default; anything else is a new VERSION, and an agent of another version is not used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ..format.records import Claim, Process
+from ..policy.keep import Keep
+from ..run.status import Status
+from ..run.timings import Phase
+
+VERSION = 1
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """The first message of a rank."""
+
+    version: int
+    rank: int
+    process: Process
+
+
+class Welcome(msgspec.Struct, tag=True, frozen=True):
+    """The agent's answer to it."""
+
+    version: int
+    process: Process
+
+
+class Adopt(msgspec.Struct, tag=True, frozen=True):
+    """A job begins to save under an attempt: from its leader. What is complete of earlier ones is finished first."""
+
+    claim: Claim
+    ranks: tuple[int, ...]
+    """Global ranks of the job, all on this node; () for a process that works alone."""
+    libraries: dict[str, str]
+    keep: Keep
+    recycle: bool
+    on_full: str
+    idle_seconds: float
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """To a rank: it is of the job that was adopted, and may save."""
+
+    attempt: int
+
+
+class Structured(msgspec.Struct, tag=True, frozen=True):
+    """The structure of what a rank holds, when it has changed; see run/census.py."""
+
+    digest: str
+    data: bytes
+
+
+class Common(msgspec.Struct, tag=True, frozen=True):
+    """To all ranks: what the structures have in common, or why they cannot be saved together."""
+
+    digest: str
+    data: bytes
+    error: list[str] | None = None
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """One tensor of a rank's part: a `TensorItem`, with where its bytes lie in the slot."""
+
+    name: str
+    path: list[Any]
+    """As `stored_path` gives it."""
+    dtype: str
+    shape: tuple[int, ...]
+    role: str
+    owner: str | None
+    alias: str | None
+    box: tuple[tuple[int, ...], tuple[int, ...]] | None
+    at: int
+    """Bytes from the start of the slot; -1 where others write it."""
+    nbytes: int
+    ready: int
+    """Its bytes are there when the rank's progress has come so far."""
+
+
+class Table(msgspec.Struct, tag=True, frozen=True):
+    """What all captures of a rank consist of, until the next table; answered with `Memory`."""
+
+    number: int
+    rows: list[Row]
+    slots: int
+    nbytes: int
+    """Of one version."""
+
+
+class Memory(msgspec.Struct, tag=True, frozen=True):
+    """To a rank: the arena for its table; the descriptor comes with it. `error` where there is none."""
+
+    number: int
+    slots: int
+    slot_bytes: int
+    error: list[str] | None = None
+
+
+class Begin(msgspec.Struct, tag=True, frozen=True):
+    """A capture of a step has begun in a slot. All that is not in the arena is here."""
+
+    step: int
+    slot: int
+    table: int
+    census: str
+    """Digest of the census that the share was computed from."""
+    values: list[Any]
+    roles: dict[str, str]
+    metrics: dict[str, Any]
+    refer: bool
+    pin: str
+    began: float
+    """Unix seconds at which `step` was called."""
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """Rows whose `ready` is at most `at` are in the arena."""
+
+    step: int
+    at: int
+
+
+class Captured(msgspec.Struct, tag=True, frozen=True):
+    """All bytes of a step are in the arena, and were checked against the live ones."""
+
+    step: int
+    proofs: dict[str, tuple[tuple[int, ...], str]]
+    """Of what others hold, too, without it being declared: holders and digest, by name."""
+    phases: tuple[Phase, ...] = ()
+
+
+class Dropped(msgspec.Struct, tag=True, frozen=True):
+    """This rank does not take part in a step: it had no room, or its capture is not whole."""
+
+    step: int
+    error: list[str]
+    is_skip: bool = False
+
+
+class Outcome(msgspec.Struct, tag=True, frozen=True):
+    """To all ranks: how a step has ended. `error` is [name of the class, text]."""
+
+    step: int
+    attempt: int
+    error: list[str] | None = None
+    is_skip: bool = False
+    """It was left out on purpose: no room, or a newer one took its place."""
+    was_superseded: bool = False
+    pruning: str = ""
+    """Why pruning failed after it, if it did."""
+
+
+class Free(msgspec.Struct, tag=True, frozen=True):
+    """To all ranks: a slot may be filled again."""
+
+    slot: int
+
+
+class Flush(msgspec.Struct, tag=True, frozen=True):
+    """Finish what was captured on all ranks; what is not, of ranks that are gone, is given up."""
+
+    seconds: float
+
+
+class Flushed(msgspec.Struct, tag=True, frozen=True):
+    """Whether all was finished in time."""
+
+    is_done: bool
+    last_step: int | None = None
+
+
+class Bye(msgspec.Struct, tag=True, frozen=True):
+    """The rank leaves in good order; with the last of them the agent ends."""
+
+
+class Ask(msgspec.Struct, tag=True, frozen=True):
+    """Who asks wants to know how things are."""
+
+
+class Stop(msgspec.Struct, tag=True, frozen=True):
+    """Finish and end."""
+
+
+class Told(msgspec.Struct, tag=True, frozen=True):
+    """The agent's status; see run/status.py."""
+
+    status: Status
+
+
+class Recall(msgspec.Struct, tag=True, frozen=True):
+    """Who begins anew asks for what is still in memory."""
+
+
+class Recalled(msgspec.Struct, tag=True, frozen=True):
+    """The newest durable step whose bytes are in memory; `step` is -1 where there is none. The descriptors come with it."""
+
+    step: int
+    attempt: int = 0
+    tables: list[Table] = []
+    slots: list[int] = []
+    """Of each arena, in the order of the descriptors: which slot it is in."""
+    shapes: list[tuple[int, int]] = []
+    """Slots and bytes of a slot of each arena."""
+
+
+Message = (
+    Hello
+    | Welcome
+    | Adopt
+    | Joined
+    | Structured
+    | Common
+    | Table
+    | Memory
+    | Begin
+    | Progress
+    | Captured
+    | Dropped
+    | Outcome
+    | Free
+    | Flush
+    | Flushed
+    | Bye
+    | Ask
+    | Stop
+    | Told
+    | Recall
+    | Recalled
+)

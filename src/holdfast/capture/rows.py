@@ -1,0 +1,221 @@
+"""What a capture copies: for each tensor that this rank writes, where its bytes are and where they go. Made once for a structure.
+
+The slot of a version is laid out as the data file will be: by item size, then in order. Rows are numbered in the order in which
+the optimizers will need their tensors, so that what is needed first is copied first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from ..agent.messages import Row as Told
+from ..agent.messages import Table
+from ..format.dtypes import dtype
+from ..format.names import stored_path
+from ..plan.image import file_order
+from ..plan.save import Share
+from ..run.contents import Contents, TensorItem
+from ..run.image import ByteRange, Source
+from ..run.shares import Plan, share_of
+from ..tensors import TensorSource
+
+SMALL_BYTES = 1024
+"""What is so small is copied at once, always: step counters, scales, statistics of narrow layers."""
+_PROBE_BYTES = 64
+
+
+class Trust(Enum):
+    """Whether a tensor may be copied in the background."""
+
+    UNPROVEN = "not seen yet to hold still until its optimizer steps"
+    PROVEN = "held still from a call of `step` until the optimizer's next step"
+    BROKEN = "has changed where nothing should have changed it"
+
+
+def probes_of(data: Any) -> tuple[Any, ...]:
+    """Views of the first, the middle and the last of some bytes; of few, one of all."""
+    if len(data) <= 3 * _PROBE_BYTES:
+        return (data,)
+    middle = len(data) // 2
+    return data[:_PROBE_BYTES], data[middle : middle + _PROBE_BYTES], data[-_PROBE_BYTES:]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One tensor, or the part of it that this rank writes."""
+
+    name: str
+    position: int
+    """In the contents' tensors."""
+    share: Share | None
+    source: Source
+    at: int
+    """Bytes from the start of the slot."""
+    nbytes: int
+    owner: int
+    """`id` of the optimizer that changes it; 0 where none is known to."""
+    ready: int = 0
+    """Its number in the order of copying, from 1 on."""
+    trust: Trust = Trust.UNPROVEN
+    bytes: Any = None
+    """The live bytes, where they lie in host memory in this order; None elsewhere."""
+    probes: tuple[Any, ...] = ()
+    """Views of the first, the middle and the last of them."""
+
+    def __post_init__(self) -> None:
+        self._see()
+
+    def renew(self, source: Source) -> bool:
+        """Take another source of the same bytes; whether it shows the same memory, so that what was proved of it stands."""
+        before, self.source = memory_of(self.tensor), source
+        self._see()
+        is_same = before == memory_of(self.tensor) != 0
+        if not is_same:
+            self.trust = Trust.UNPROVEN
+        return is_same
+
+    def _see(self) -> None:
+        view = getattr(self.source, "view", None)
+        self.bytes = None if view is None else view(0, self.nbytes)
+        if self.bytes is not None:
+            self.probes = probes_of(self.bytes)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The live tensor whose memory it is, if it is one."""
+        source: object = self.source
+        while isinstance(source, ByteRange):
+            source = source.whole
+        return source.tensor if isinstance(source, TensorSource) else None
+
+    @property
+    def is_small(self) -> bool:
+        return self.nbytes <= SMALL_BYTES
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What several ranks hold without having declared it: its digest goes with each capture."""
+
+    name: str
+    holders: tuple[int, ...]
+    row: Row
+    """All of what this rank holds of it; it has no place in the slot."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """All rows, in the order of copying, and what the agent is told of them."""
+
+    rows: list[Row]
+    replicas: list[Replica]
+    table: list[Told]
+    nbytes: int
+    """Of a slot."""
+
+    def message(self, number: int, slots: int) -> Table:
+        return Table(number, self.table, slots, self.nbytes)
+
+
+def rows_of(contents: Contents, plan: Plan | None, optimizers: Sequence[torch.optim.Optimizer], known: Rows | None) -> Rows:
+    """The rows of a structure.
+
+    Args:
+        plan: what of it this rank writes; None: all. optimizers: in the order in which they step.
+        known: of the structure before: what it has proved of a tensor's memory stands.
+    """
+    held = _held(contents, plan)
+    owners = _owners(optimizers)
+    order = file_order([dtype(contents.tensors[position].dtype).itemsize for position, _, _ in held]).tolist()
+    trust = {} if known is None else {(row.name, row.at, row.nbytes, memory_of(row.tensor)): row.trust for row in known.rows}
+    rows, at = [], 0
+    for number in order:
+        position, share, source = held[number]
+        item = contents.tensors[position]
+        row = Row(item.name, position, share, source, at, source.nbytes, 0)
+        row.owner = owners.get(memory_of(row.tensor), 0)
+        row.trust = trust.get((row.name, row.at, row.nbytes, memory_of(row.tensor)), Trust.UNPROVEN)
+        rows.append(row)
+        at += source.nbytes
+    turn = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
+    rows.sort(key=lambda row: (not row.is_small, turn.get(row.owner, -1), row.at))
+    for number, row in enumerate(rows, 1):
+        row.ready = number
+    return Rows(rows, _replicas(contents, plan, owners), _table(contents, rows), at)
+
+
+def _replicas(contents: Contents, plan: Plan | None, owners: dict[int, int]) -> list[Replica]:
+    if plan is None:
+        return []
+    positions = {item.key: n for n, item in enumerate(contents.tensors) if item.source is not None}
+    found = []
+    for holding in plan.undeclared:
+        position = positions[plan.keys[holding.key]]
+        source = contents.tensors[position].source
+        assert source is not None
+        row = Row(holding.name, position, None, source, -1, source.nbytes, 0)
+        row.owner = owners.get(memory_of(row.tensor), 0)
+        found.append(Replica(holding.name, holding.holders, row))
+    return found
+
+
+def _held(contents: Contents, plan: Plan | None) -> list[tuple[int, Share | None, Source]]:
+    """(position, share, source) of all that this rank writes, in the order of the contents."""
+    if plan is None:
+        return [(n, None, item.source) for n, item in enumerate(contents.tensors) if item.source is not None]
+    positions = {item.key: n for n, item in enumerate(contents.tensors) if item.source is not None}
+    found = []
+    for share in plan.mine:
+        position = positions[plan.keys[share.key]]
+        source = share_of(contents.tensors[position], share).source
+        assert source is not None
+        found.append((position, share, source))
+    return sorted(found, key=lambda one: one[0])
+
+
+def _table(contents: Contents, rows: Sequence[Row]) -> list[Told]:
+    """The rows, and every tensor and alias that this rank knows and others write."""
+    by_position: dict[int, list[Row]] = {}
+    for row in rows:
+        by_position.setdefault(row.position, []).append(row)
+    written = {contents.tensors[position].name for position in by_position}
+    found = []
+    for position, item in enumerate(contents.tensors):
+        for row in by_position.get(position, ()):
+            cut = item if row.share is None else share_of(item, row.share)
+            found.append(_told(cut, row))
+        if position not in by_position and item.name not in written:
+            written.add(item.name)
+            found.append(_told(item, None))
+    return found
+
+
+def _told(item: TensorItem, row: Row | None) -> Told:
+    at, nbytes, ready = (row.at, row.nbytes, row.ready) if row is not None else (-1, 0, 0)
+    box = item.box if row is not None else None
+    path = stored_path(item.path)
+    return Told(item.name, path, item.dtype, item.shape, item.role, item.owner, item.alias, box, at, nbytes, ready)
+
+
+def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
+    """By the address of a storage: the optimizer that changes it."""
+    found: dict[int, int] = {}
+    for optimizer in reversed(optimizers):
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                values = optimizer.state[parameter].values() if parameter in optimizer.state else ()
+                for value in (parameter, *values):
+                    if isinstance(value, torch.Tensor):
+                        found[memory_of(getattr(value, "_local_tensor", value))] = id(optimizer)
+    found.pop(0, None)
+    return found
+
+
+def memory_of(tensor: torch.Tensor | None) -> int:
+    """The address of a tensor's storage; 0 where there is none."""
+    return 0 if tensor is None else tensor.untyped_storage().data_ptr()

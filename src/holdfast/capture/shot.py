@@ -1,0 +1,232 @@
+"""One capture: some rows at once, the others in the background until an optimizer asks for them.
+
+A tensor is copied in the background only after it was seen to hold still: its first copy is made at the call, and compared with
+the live tensor when its optimizer is about to step. A copy that is then found to be of changed bytes (`evidence.py`) ends the
+capture, which is never committed, and the tensor is copied at the call from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..agent.arena import Bytes
+from ..errors import HoldfastError, Torn
+from ..format.digest import digest
+from ..run.proof import source_digest
+from .evidence import Evidence
+from .rows import Replica, Row, Rows, Trust
+
+_JOB_BYTES = 8 << 20
+_TOLD_BYTES = 64 << 20
+AT_ONCE, UNOWNED = -1, 0
+"""Owners of what nobody may wait for, and of what any optimizer waits for; others are `id`s of optimizers."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """Some bytes of a row to be copied; or a replica to be digested."""
+
+    row: Row
+    start: int
+    nbytes: int
+    replica: Replica | None = None
+
+
+class Shot:
+    """Args:
+    rows: what to copy. fresh: positions of what must be copied at once, as only this look knows it. slot: where the bytes go.
+    turn: rotates the sample.
+    told: called, in whatever thread, with the number of rows that are complete, from the first on without a gap.
+    """
+
+    def __init__(self, rows: Rows, fresh: Sequence[int], slot: Bytes, turn: int, told: Callable[[int], None]) -> None:
+        self._rows, self._slot, self._told = rows.rows, slot, told
+        self._changed = threading.Condition()
+        self._jobs: dict[int, deque[_Job]] = {}
+        """By owner: what is to be done before it steps."""
+        self._left: dict[int, int] = {}
+        """By owner: how much of it is not done yet, what is under way included."""
+        self._missing: dict[int, int] = {}
+        """Bytes of a row, by its number, that are not copied yet."""
+        self._untold = 0
+        """Bytes of rows that were completed since it was told."""
+        self._audit: list[Row] = []
+        self._replicas: list[Replica] = []
+        self.proofs: dict[str, tuple[tuple[int, ...], str]] = {}
+        """Holders and digest of each replica."""
+        self.error: HoldfastError | None = None
+        self._held_seconds = self._holding_since = 0.0
+        self.call_seconds = 0.0
+        """Of the call of `step`, when it has returned."""
+        self._begin(rows, set(fresh), turn)
+
+    def _begin(self, rows: Rows, fresh: set[int], turn: int) -> None:
+        lazy: list[Row] = []
+        at_once: list[Row] = []
+        for row in rows.rows:
+            if row.is_small:
+                row.source.copy_into(0, self._slot[row.at : row.at + row.nbytes])
+            elif row.trust is Trust.PROVEN and row.position not in fresh:
+                lazy.append(row)
+            else:
+                at_once.append(row)
+                if row.trust is Trust.UNPROVEN and row.position not in fresh:
+                    self._audit.append(row)
+        self._evidence = Evidence(lazy, turn)
+        for row in rows.rows:
+            if not row.is_small:
+                self._missing[row.ready] = row.nbytes
+        for owner, some in ((AT_ONCE, at_once), (None, lazy)):
+            for row in some:
+                for start in range(0, row.nbytes, _JOB_BYTES):
+                    self._add(row.owner if owner is None else owner, _Job(row, start, min(_JOB_BYTES, row.nbytes - start)))
+        for replica in rows.replicas:
+            is_lazy = replica.row.trust is Trust.PROVEN and replica.row.position not in fresh
+            self._add(replica.row.owner if is_lazy else AT_ONCE, _Job(replica.row, 0, 0, replica))
+            if not is_lazy and replica.row.position not in fresh:
+                self._replicas.append(replica)
+
+    def _add(self, owner: int, job: _Job) -> None:
+        self._jobs.setdefault(owner, deque()).append(job)
+        self._left[owner] = self._left.get(owner, 0) + 1
+
+    def finish_at_once(self) -> None:
+        """Copy what must have been copied when the call returns; `work` in another thread helps."""
+        self._drain([AT_ONCE])
+
+    def work(self) -> None:
+        """Copy what is left, and return when it is copied; called in a thread of its own."""
+        self._drain(list(self._jobs))
+
+    def hold(self, optimizer: int | None) -> None:
+        """Return when an optimizer (its `id`; None: anybody) may change its tensors. This thread copies meanwhile, too."""
+        if not self._left and not self._audit and not self._replicas:
+            return
+        start = time.perf_counter()
+        self._holding_since = self._holding_since or start
+        self._drain(list(self._jobs) if optimizer is None else [optimizer, UNOWNED, AT_ONCE])
+        self._prove(optimizer)
+        self._held_seconds += time.perf_counter() - start
+        self._holding_since = 0.0
+
+    @property
+    def held_seconds(self) -> float:
+        """How long optimizers have waited for it so far."""
+        since = self._holding_since
+        return self._held_seconds + (time.perf_counter() - since if since else 0.0)
+
+    def retire(self) -> None:
+        """Prove nothing more: the slot is about to be filled again."""
+        self._audit, self._replicas = [], []
+
+    def give_up(self, error: HoldfastError) -> None:
+        """Copy no more, and have nobody wait."""
+        with self._changed:
+            self.error = self.error or error
+            for owner, jobs in self._jobs.items():
+                if jobs:
+                    self._count(owner, len(jobs))
+                    jobs.clear()
+
+    def check(self) -> None:
+        """Whether the copy is of the state at the call; once all is copied.
+
+        Raises:
+            Torn: a tensor has changed meanwhile.  What else the capture has failed with.
+        """
+        if self.error is None:
+            for row in self._evidence.differing(self._slot):
+                self._broken(row)
+        if self.error is not None:
+            raise self.error
+
+    def _drain(self, owners: Sequence[int]) -> None:
+        """Do what these owners need, and wait for what other threads are doing of it."""
+        while (found := self._next(owners)) is not None:
+            self._run(*found)
+        if any(owner in self._left for owner in owners):
+            with self._changed:
+                self._changed.wait_for(lambda: not any(owner in self._left for owner in owners))
+
+    def _next(self, owners: Sequence[int]) -> tuple[int, _Job] | None:
+        with self._changed:
+            for owner in owners:
+                if jobs := self._jobs.get(owner):
+                    return owner, jobs.popleft()
+        return None
+
+    def _run(self, owner: int, job: _Job) -> None:
+        told = 0
+        try:
+            if job.replica is not None:
+                self.proofs[job.row.name] = (job.replica.holders, source_digest(job.row.source))
+            else:
+                row = job.row
+                at = row.at + job.start
+                row.source.copy_into(job.start, self._slot[at : at + job.nbytes])
+                told = self._copied(job)
+        except BaseException as error:
+            self.give_up(error if isinstance(error, HoldfastError) else HoldfastError(f"{job.row.name} was not copied: {error}"))
+        finally:
+            with self._changed:
+                self._count(owner, 1)
+        if told:
+            self._told(told)
+
+    def _count(self, owner: int, done: int) -> None:
+        self._left[owner] -= done
+        if not self._left[owner]:
+            del self._left[owner]
+            self._changed.notify_all()
+
+    def _copied(self, job: _Job) -> int:
+        """Note what was copied; returns how many rows are complete, if it is time to say so."""
+        row = job.row
+        with self._changed:
+            self._missing[row.ready] -= job.nbytes
+            if self._missing[row.ready]:
+                return 0
+            del self._missing[row.ready]
+            is_moved = self._evidence.has_moved(row)
+            self._untold += row.nbytes
+            complete = 0
+            if self._missing and self._untold >= _TOLD_BYTES and not is_moved:  # the end is told otherwise
+                complete, self._untold = min(self._missing) - 1, 0
+        if is_moved:
+            self._broken(row)
+        return complete
+
+    def _prove(self, optimizer: int | None) -> None:
+        """Compare what was copied at the call with what an optimizer is about to change: from now on it may be copied later."""
+        rows, self._audit = self._audit, []
+        for row in rows:
+            if optimizer is None or row.owner in (optimizer, UNOWNED):
+                row.trust = Trust.PROVEN if self._is_still(row) else Trust.BROKEN
+            else:
+                self._audit.append(row)
+        replicas, self._replicas = self._replicas, []
+        for replica in replicas:
+            is_still = self.proofs.get(replica.name, ((), ""))[1] == source_digest(replica.row.source)
+            replica.row.trust = Trust.PROVEN if is_still else Trust.BROKEN
+
+    def _is_still(self, row: Row) -> bool:
+        if self.error is not None or row.bytes is None:
+            return False
+        for start in range(0, row.nbytes, _JOB_BYTES):
+            copied = self._slot[row.at + start : row.at + min(row.nbytes, start + _JOB_BYTES)]
+            if digest(copied) != digest(row.bytes[start : start + len(copied)]):
+                return False
+        return True
+
+    def _broken(self, row: Row) -> None:
+        row.trust = Trust.BROKEN
+        self.give_up(
+            Torn(
+                f"{row.name} was changed while it was being captured, and not by the step of an optimizer that is known to wait: "
+                "this capture is not used, and the tensor is copied at the call from now on. Wrap such code in ckpt.mutating()"
+            )
+        )

@@ -1,0 +1,72 @@
+"""How long a save will take, and whether it may still begin: pure functions of past saves and of the time that is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LAST = 5
+"""Past saves that count."""
+MARGIN = 1.5
+"""By how much a save may take longer than any of them."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A save that was made."""
+
+    seconds: float
+    """From its begin until it was durable."""
+    nbytes: int = 0
+    """Of the state; 0 where it was not counted."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds that a save is thought to take."""
+
+    likely: float
+    worst: float
+    """With a margin: what must be left where a save that does not end would do harm."""
+
+
+def forecast(past: Sequence[Past], nbytes: int = 0) -> Forecast | None:
+    """What the next save will take, by the slowest of the last ones. None without any.
+
+    Args:
+        past: in order of time. nbytes: of the state to save. A larger state takes longer in proportion; a smaller one is not
+            thought to be faster, since a part of each save does not depend on its size. 0: as large as those before.
+    """
+    if not past:
+        return None
+    slowest = max(one.seconds * (max(1.0, nbytes / one.nbytes) if one.nbytes else 1.0) for one in past[-LAST:])
+    return Forecast(slowest, slowest * MARGIN)
+
+
+def may_begin(
+    expected: Forecast | None, seconds_left: float | None, last_good: int | None, endangers: bool = False
+) -> tuple[bool, str]:
+    """Whether to begin a save before a deadline; and if not, the reason in words.
+
+    Args:
+        expected: None where no save was made yet. seconds_left: until the job is killed; None if nobody says so; 0 when that
+            time has passed and the job still runs: then it was no deadline, and counts only against what does harm.
+        last_good: the last step that is durable; None if there is none, so that there is nothing to lose.
+        endangers: the last good step is lost if this save begins and does not end: it takes its memory, or its room on a disk.
+    """
+    if seconds_left is None or last_good is None:
+        return True, ""
+    if expected is None:
+        if not endangers:
+            return True, ""
+        thinks = "how long this save takes is not known"
+    else:
+        needs = expected.worst if endangers else expected.likely
+        if needs <= seconds_left or (seconds_left <= 0 and not endangers):
+            return True, ""
+        thinks = f"it takes about {expected.likely:.1f} s, {expected.worst:.1f} s at worst"
+    harm = "would be lost if the save did not end" if endangers else "stays as it is"
+    return False, (
+        f"this save is not begun: {thinks}, and {seconds_left:.1f} s are left until the job is killed. "
+        f"Step {last_good} is the last good one, and {harm}. If there is more time, say so: Preemption(window=) or (deadline=)"
+    )
