@@ -1,8 +1,8 @@
 """Choosing codecs save by save: what the user asked for; and where that is `adaptive`, from samples and from what is scarce now.
 
-A class of tensors is sampled when it is first seen, and anew every so many saves. The rates of the store and of the processor
-are those of the saves before; so the first save is raw. Every choice that changes is logged with its reason, to the logger
-`holdfast`.
+A class of tensors is sampled behind the first save that has it, and anew every so many saves. The rates of the store and of the
+processor are those of the saves before; so the first save is raw. Every choice that changes is logged with its reason, to the
+logger `holdfast`.
 """
 
 from __future__ import annotations
@@ -86,13 +86,10 @@ class Coder:
 
     def choose(self, items: Sequence[TensorItem], roles: Mapping[str, str], is_for_ever: bool) -> list[Codec]:
         wanted = [self._coding.wanted(item.name) for item in items]
-        adaptive: dict[Class, list[TensorItem]] = {}
         for item, name in zip(items, wanted, strict=True):
             if name == LOSSY:
                 _check_moment(item, roles)
-            elif name == ADAPTIVE and _nbytes(item) >= SMALLEST_BYTES:
-                adaptive.setdefault(_class_of(item), []).append(item)
-        if adaptive:
+        if adaptive := self._adaptive(items):
             self._decide(adaptive, is_for_ever)
         chosen = [
             _codec(self._choice(item) if name == ADAPTIVE else name, item.dtype, is_for_ever) if _nbytes(item) >= SMALLEST_BYTES
@@ -107,24 +104,40 @@ class Coder:
         if work.raw_bytes < LEAST_BYTES:
             return
         if not work.is_coded:
-            self.rates = self.rates.after_raw(work.stored_bytes, work.seconds, self._idle.cores_since_mark())
+            self.rates = self.rates.after_raw(work.stored_bytes, work.writing_seconds, self._idle.cores_since_mark())
         elif self._core_seconds:
             share = work.raw_bytes / max(self._coded_bytes, work.raw_bytes)
-            self.rates = self.rates.after_coded(work.stored_bytes, work.seconds, work.writing_seconds, share * self._core_seconds)
+            self.rates = self.rates.after_coded(
+                work.stored_bytes, work.seconds, work.writing_seconds, work.coding_seconds, share * self._core_seconds
+            )
+
+    def look(self, items: Sequence[TensorItem]) -> None:
+        """Sample the classes that are adaptive and due. Not in `choose`: there it would wait until all is captured."""
+        adaptive = self._adaptive(items)
+        if sum(_nbytes(item) for of_class in adaptive.values() for item in of_class) < LEAST_BYTES:
+            return
+        if self._saves % RENEW_SAVES == 0:
+            self._samples.clear()
+            self.rates = self.rates.renewed()
+        self._saves += 1
+        for of, of_class in adaptive.items():
+            if of not in self._samples:
+                self._samples[of] = _sample(of_class)
+
+    def _adaptive(self, items: Sequence[TensorItem]) -> dict[Class, list[TensorItem]]:
+        found: dict[Class, list[TensorItem]] = {}
+        for item in items:
+            if _nbytes(item) >= SMALLEST_BYTES and self._coding.wanted(item.name) == ADAPTIVE:
+                found.setdefault(_class_of(item), []).append(item)
+        return found
 
     def _decide(self, adaptive: Mapping[Class, Sequence[TensorItem]], is_for_ever: bool) -> None:
         """Choose anew for each class that is there."""
         if sum(_nbytes(item) for items in adaptive.values() for item in items) < LEAST_BYTES:
             self.choices = {of: Choice("raw", "there is too little of it all to matter") for of in adaptive}
             return
-        if self._saves % RENEW_SAVES == 0:
-            self._samples.clear()
-            self.rates = self.rates.renewed()
-        self._saves += 1
         self.choices = self._before[is_for_ever]
-        for of, items in adaptive.items():
-            if of not in self._samples and self.rates.store is not None:
-                self._samples[of] = _sample(items)
+        for of in adaptive:
             may = {n: s for n, s in self._samples.get(of, {}).items() if not is_for_ever or n in codecs.FOR_EVER}
             before = self.choices.get(of)
             choice = choose(may, self.rates, before.codec if before else "raw")

@@ -167,6 +167,9 @@ class EveryEntry:
     def learn(self, work: Work) -> None:
         pass
 
+    def look(self, items: Sequence[TensorItem]) -> None:
+        pass
+
 
 @contextlib.contextmanager
 def full_disk(after_bytes: int) -> Iterator[None]:

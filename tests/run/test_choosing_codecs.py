@@ -116,7 +116,7 @@ def test_one_slow_save_does_not_change_the_rate_of_the_store() -> None:
 def test_coding_that_held_the_store_up_is_given_up() -> None:
     known = rates(1e9)
     assert choose(SAMPLES, known).codec == "planes"
-    after = known.after_coded(840_000_000, 3.0, 0.9, core_seconds=1e9 / PLANES.rate)
+    after = known.after_coded(840_000_000, 3.0, 0.9, 3.0, core_seconds=1e9 / PLANES.rate)
     assert after.cores == pytest.approx(0.25)
     assert choose(SAMPLES, after, "planes").codec == "raw"
     assert choose(SAMPLES, after.after_raw(10**9, 1.0, 2.0)).codec == "raw"  # idle cores alone do not bring it back
@@ -124,16 +124,16 @@ def test_coding_that_held_the_store_up_is_given_up() -> None:
 
 
 def test_a_store_that_was_at_work_all_the_time_shows_its_rate() -> None:
-    known = rates(1e9).after_coded(84_000_000, 1.0, 0.99, core_seconds=0.3)
+    known = rates(1e9).after_coded(84_000_000, 1.0, 0.99, 0.15, core_seconds=0.3)
     for _ in range(3):
-        known = known.after_coded(84_000_000, 1.0, 0.99, core_seconds=0.3)
-    assert known.store == pytest.approx(84e6)
+        known = known.after_coded(84_000_000, 1.0, 0.99, 0.15, core_seconds=0.3)
+    assert known.store == pytest.approx(84e6 / 0.99)
     assert known.cores == 2.0
 
 
 def test_a_store_that_waited_for_coding_shows_only_that_it_is_no_slower() -> None:
-    assert rates(1e9).after_coded(84_000_000, 1.0, 0.5, core_seconds=0.3).store == 1e9
-    assert rates(1e8).after_coded(84_000_000, 1.0, 0.1, core_seconds=0.3).store > 1e8
+    assert rates(1e9).after_coded(84_000_000, 1.0, 0.5, 0.9, core_seconds=0.3).store == 1e9
+    assert rates(1e8).after_coded(84_000_000, 1.0, 0.1, 0.9, core_seconds=0.3).store > 1e8
 
 
 # --- save by save -----------------------------------------------------------------------------------------------------
@@ -172,8 +172,9 @@ def adaptive(cores: float = 2.0) -> Coder:
     return Coder(Coding.of("adaptive"), Idle(cores))
 
 
-def raw_save(coder: Coder, rate: float) -> None:
-    coder.learn(Work(LEAST_BYTES * 2, LEAST_BYTES * 2, LEAST_BYTES * 2 / rate, 0.0, is_coded=False))
+def raw_save(coder: Coder, rate: float, *items: TensorItem) -> None:
+    coder.learn(Work(LEAST_BYTES * 2, LEAST_BYTES * 2, LEAST_BYTES * 2 / rate, LEAST_BYTES * 2 / rate, 0.0, is_coded=False))
+    coder.look(items or ITEMS)
 
 
 def test_the_first_save_is_raw_and_the_next_is_what_the_rates_say(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,15 +209,25 @@ def test_a_state_that_is_too_small_to_matter_is_not_measured() -> None:
 
 def test_a_class_that_has_become_easier_is_found_out_when_samples_are_renewed() -> None:
     coder = adaptive()
-    raw_save(coder, 1e8)
     noise = np.random.default_rng(0).integers(0, 256, LEAST_BYTES, np.uint8)
-    source = ArraySource(noise)
-    one = TensorItem("model.w", ("model", "w"), "float32", (LEAST_BYTES // 4,), "model", source)
+    one = TensorItem("model.w", ("model", "w"), "float32", (LEAST_BYTES // 4,), "model", ArraySource(noise))
+    raw_save(coder, 1e8, one)
     assert coder.choose([one], ROLES, False) == [RAW]
     noise[:] = 0
-    chosen = [coder.choose([one], ROLES, False) for _ in range(RENEW_SAVES)]
-    assert chosen[0] == [RAW]
-    assert chosen[-1][0] in (ZSTD, planes(4))
+    chosen = []
+    for _ in range(RENEW_SAVES):
+        coder.look([one])
+        chosen += coder.choose([one], ROLES, False)
+    assert chosen[0] == RAW
+    assert chosen[-1] in (ZSTD, planes(4))
+
+
+def test_what_was_waited_for_while_the_state_was_captured_is_not_put_down_to_the_store_or_the_cores() -> None:
+    waited = rates(1e9).after_coded(840_000_000, 60.0, 0.9, 0.5, core_seconds=0.8)
+    assert (waited.store, waited.cores) == (1e9, 2.0)
+    coder = adaptive()
+    coder.learn(Work(LEAST_BYTES, LEAST_BYTES, 60.0, LEAST_BYTES / 2e9, 0.0, is_coded=False))
+    assert coder.rates.store == pytest.approx(2e9)
 
 
 def test_integers_and_other_dtypes_get_what_fits_them() -> None:

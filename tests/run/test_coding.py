@@ -178,6 +178,9 @@ class Fixed:
     def learn(self, work: Any) -> None:
         self.works.append(work)
 
+    def look(self, items: Sequence[Any]) -> None:
+        pass
+
 
 def test_entries_of_every_size_can_be_coded() -> None:
     store = MemoryStore("sizes")
@@ -205,6 +208,7 @@ def test_what_was_written_is_told(tmp_path: Path) -> None:
     assert work.raw_bytes == done.commit.raw_bytes
     assert work.stored_bytes == done.commit.new_bytes - done.commit.files[0].header_bytes
     assert 0 < work.writing_seconds <= work.seconds
+    assert 0 < work.coding_seconds <= work.seconds
 
 
 # --- references -------------------------------------------------------------------------------------------------------

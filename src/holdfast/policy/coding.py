@@ -99,22 +99,26 @@ class Rates:
     def _idle(self) -> float:
         return max(_LEAST_CORES, min(self.total_cores, self.idle_cores))
 
-    def after_raw(self, stored_bytes: int, seconds: float, idle_cores: float) -> Rates:
-        """With what writing a raw file has shown."""
-        return replace(self._with_store(stored_bytes / seconds), idle_cores=idle_cores)
+    def after_raw(self, stored_bytes: int, writing_seconds: float, idle_cores: float) -> Rates:
+        """With what writing a raw file has shown; `writing_seconds`: how long the store was at work."""
+        return replace(self._with_store(stored_bytes / max(writing_seconds, 1e-9)), idle_cores=idle_cores)
 
-    def after_coded(self, stored_bytes: int, seconds: float, writing_seconds: float, core_seconds: float) -> Rates:
+    def after_coded(
+        self, stored_bytes: int, seconds: float, writing_seconds: float, coding_seconds: float, core_seconds: float
+    ) -> Rates:
         """With what writing a coded file has shown.
 
         Args:
-            writing_seconds: how long the store was at work. core_seconds: what coding should have taken one core.
+            seconds: in all; `writing_seconds`, `coding_seconds`: how long of these the store and coding were at work.
+            core_seconds: what coding should have taken one core.
         """
-        share = core_seconds / seconds / self._idle
+        rate = stored_bytes / max(writing_seconds, 1e-9)
+        share = core_seconds / max(coding_seconds, 1e-9) / self._idle
         if writing_seconds >= _BUSY * seconds:  # the store was waited for: coding had at least this much
-            return replace(self._with_store(stored_bytes / seconds), share=max(self.share, share))
-        at_least = stored_bytes / max(writing_seconds, 1e-9)
-        is_faster = self.store is not None and at_least > self.store
-        return replace(self._with_store(at_least) if is_faster else self, share=share)
+            return replace(self._with_store(rate), share=max(self.share, share))
+        is_faster = self.store is not None and rate > self.store  # one that waits shows only what it takes at least
+        after = self._with_store(rate) if is_faster else self
+        return replace(after, share=share) if coding_seconds >= _BUSY * seconds else after
 
     def renewed(self) -> Rates:
         """With what coding may have had too little of forgotten, so that it is tried again."""
@@ -142,7 +146,7 @@ def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> C
     if store is None:
         return Choice(RAW, "how fast the store is will be known after this save")
     if not samples:
-        return Choice(RAW, "no codec is made for it")
+        return Choice(RAW, "what codecs make of it will be known after this save")
 
     def seconds(codec: str) -> float:
         """For each byte of the class."""

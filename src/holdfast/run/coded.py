@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from ..format.datafile import BLOCK
 from ..format.digest import digest
 from ..plan.image import CHUNK_BYTES, EXTENT_BYTES, chunk_grid
 from ..store.base import Writer
-from .image import BUFFERS, Buffers, Bytes, Source, write_header
+from .image import BUFFERS, Buffers, Bytes, Meter, Source, write_header
 
 WRITERS = 4
 CODERS = max(1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1))
@@ -67,7 +66,7 @@ class CodedImage:
         """Of the file so far."""
         self.chunks: list[CodedChunk] = []
         """In the order in which their entries were added; complete after `settle`."""
-        self.meter = Meter()
+        self.writing, self.coding = Meter(), Meter()
         self._coders = ThreadPoolExecutor(CODERS, "holdfast-code")
         self._writers = ThreadPoolExecutor(WRITERS, "holdfast-write")
         self._jobs: list[Future[None]] = []
@@ -112,7 +111,7 @@ class CodedImage:
         for write in self._writes:
             write.result()
         self._writers.shutdown()
-        with self.meter:
+        with self.writing:
             write_header(self._writer, header)
             self._writer.finish(self.nbytes)
 
@@ -133,7 +132,9 @@ class CodedImage:
         try:
             if self._error is not None:
                 raise self._error
-            ready = _code(source, start, nbytes, codec, buffer)
+            source.copy_into(start, buffer[:nbytes])
+            with self.coding:
+                ready = _code(start, nbytes, codec, buffer)
         except BaseException as error:
             self._error = self._error or error
             _chunk_buffers.give(buffer)
@@ -176,7 +177,7 @@ class CodedImage:
     def _write(self, offset: int, block: Bytes, size: int) -> None:
         try:
             if self._error is None:
-                with self.meter:
+                with self.writing:
                     self._writer.write(offset, block.data[:size])
         except BaseException as error:
             self._error = self._error or error
@@ -185,33 +186,11 @@ class CodedImage:
             BUFFERS.give(block)
 
 
-def _code(source: Source, start: int, nbytes: int, codec: Codec, buffer: Bytes) -> _Ready:
+def _code(start: int, nbytes: int, codec: Codec, buffer: Bytes) -> _Ready:
+    """Code the raw bytes at the beginning of a buffer into the rest of it."""
     raw = buffer[:nbytes]
-    source.copy_into(start, raw)
     stored = encode(codec, raw, buffer[CHUNK_BYTES:])
     if stored is None or len(stored) >= nbytes:
         return _Ready(raw, buffer, start, nbytes, RAW, digest(raw))
     seen = decode(codec, stored, nbytes) if codec.is_lossy else raw
     return _Ready(np.frombuffer(stored, np.uint8), buffer, start, nbytes, codec, digest(seen))
-
-
-class Meter:
-    """How long at least one of several threads was at something. A context manager, entered by each of them."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._since = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._since = time.perf_counter()
-            self._inside += 1
-
-    def __exit__(self, *exc: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                self.seconds += time.perf_counter() - self._since

@@ -21,6 +21,8 @@ class Work:
     """From its beginning until it was durable."""
     writing_seconds: float
     """Of these, how long the store was at work."""
+    coding_seconds: float
+    """Of these, how long something was being coded; 0 for a raw file. What is left is waiting for bytes to be captured."""
     is_coded: bool
 
 
@@ -40,4 +42,8 @@ class Coder(Protocol):
 
     def learn(self, work: Work) -> None:
         """Take in how a file was written. Called for each file of a save."""
+        ...
+
+    def look(self, items: Sequence[TensorItem]) -> None:
+        """Called when all files are written, and before the sources go: now reading from them holds nothing up."""
         ...

@@ -114,6 +114,8 @@ class FilesWriter:
                 chosen = {item.key: codec for item, codec in zip(held, codecs, strict=True) if (codec != RAW) == is_coded}
                 fixed = self._write_files([item for item in held if item.key in chosen], chosen, is_first=True)
                 self._write_files(fixed, chosen, is_first=False)
+            if self._coder is not None:
+                self._coder.look(held)
         except BaseException:
             for file in self._placed.owned:
                 with contextlib.suppress(Exception):
@@ -196,7 +198,8 @@ class FilesWriter:
         stored = sum(int(placement.stored_bytes.sum()) for _, placement in members)
         raw = sum(int(placement.raw_bytes.sum()) for _, placement in members)
         self._placed.places |= {item.key: placement for item, placement in members}
-        return Work(raw, stored, time.perf_counter() - start, file.writing_seconds, isinstance(file, _CodedFile))
+        is_coded = isinstance(file, _CodedFile)
+        return Work(raw, stored, time.perf_counter() - start, file.writing_seconds, file.coding_seconds, is_coded)
 
 
 class _RawFile:
@@ -204,12 +207,15 @@ class _RawFile:
 
     def __init__(self, path: str, reserved: int, writer: Writer, metadata: dict[str, str]) -> None:
         self.path = path
-        self._start = time.perf_counter()
         self._image = Image(writer, reserved)
         self._header = _Header(reserved, metadata)
         self._members: list[tuple[TensorItem, int, int, int]] = []
         """(item, offset in the file, first chunk slot, chunks)."""
-        self.writing_seconds = 0.0
+        self.coding_seconds = 0.0
+
+    @property
+    def writing_seconds(self) -> float:
+        return self._image.writing.seconds
 
     def add(self, item: TensorItem, codec: Codec) -> None:
         assert item.source is not None
@@ -226,7 +232,6 @@ class _RawFile:
 
         digests = self._image.finish(describe)
         table = np.frombuffer(b"".join(digests), np.uint8).reshape(-1, DIGEST_BYTES)
-        self.writing_seconds = time.perf_counter() - self._start
         return [(item, self._placement(item, row, offset, table[first : first + count]))
                 for item, offset, first, count in self._members]  # fmt: skip
 
@@ -251,7 +256,11 @@ class _CodedFile:
 
     @property
     def writing_seconds(self) -> float:
-        return self._image.meter.seconds
+        return self._image.writing.seconds
+
+    @property
+    def coding_seconds(self) -> float:
+        return self._image.coding.seconds
 
     def add(self, item: TensorItem, codec: Codec) -> None:
         assert item.source is not None

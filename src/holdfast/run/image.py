@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -74,6 +75,28 @@ def _new_buffer() -> Bytes:
 BUFFERS = Buffers()
 
 
+class Meter:
+    """How long at least one of several threads was at something. A context manager, entered by each of them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._since = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self.seconds += time.perf_counter() - self._since
+
+
 class Image:
     """One data file being written.
 
@@ -90,6 +113,7 @@ class Image:
         self._digests: list[bytes] = []
         self._jobs: list[Future[None]] = []
         self._error: BaseException | None = None
+        self.writing = Meter()
 
     @property
     def nbytes(self) -> int:
@@ -126,8 +150,9 @@ class Image:
         for job in self._jobs:
             job.result()
         self._pool.shutdown()
-        write_header(self._writer, head)
-        self._writer.finish(self._packer.at)
+        with self.writing:
+            write_header(self._writer, head)
+            self._writer.finish(self._packer.at)
         return self._digests
 
     def abort(self) -> None:
@@ -162,7 +187,8 @@ class Image:
             buffer[extent.stop - edge : stop + BLOCK - edge] = 0
             stop += BLOCK
         if stop > edge:
-            self._writer.write(edge, buffer.data[: stop - edge])
+            with self.writing:
+                self._writer.write(edge, buffer.data[: stop - edge])
 
     def _copy(self, piece: Piece, from_offset: int, buffer: Bytes, edge: int) -> Bytes:
         out = buffer[from_offset - edge : piece.offset + piece.nbytes - edge]
