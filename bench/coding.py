@@ -89,22 +89,22 @@ class Lane:
         self.codecs.clear()
 
 
-def lanes(directory: Path) -> list[Lane]:
+def lanes(directory: Path, rates: Sequence[str], modes: Sequence[str]) -> list[Lane]:
     made = []
-    for rate, limit in RATES.items():
-        for mode in MODES:
+    for rate in rates:
+        limit = RATES[rate]
+        for mode in modes:
             local = LocalStore(directory / f"{rate}-{mode}".replace("/", "-").replace(" ", "-"))
             store = Limit(local, limit) if limit else local
             made.append(Lane(rate, mode, Session(store, libraries()), Run(local), coder_of(mode)))
     return made
 
 
-def measure(directory: Path, shape: Shape, warm_up: int, rounds: int) -> list[Lane]:
-    """All lanes after so many rounds. What the first `warm_up` of them took is not kept: the first save of all is raw."""
+def measure(shape: Shape, made: list[Lane], warm_up: int, rounds: int) -> None:
+    """Let all lanes save so many rounds. What the first `warm_up` of them took is not kept: the first save of all is raw."""
     training = Training(shape)
     for _ in range(10):
         training.step()
-    made = lanes(directory)
     order = random.Random(0)
     for number in range(1, warm_up + rounds + 1):
         loss = training.step()
@@ -114,7 +114,6 @@ def measure(directory: Path, shape: Shape, warm_up: int, rounds: int) -> list[La
             if number <= warm_up:
                 lane.forget()
         print(f"round {number} of {warm_up + rounds}, loss {loss:.3f}", flush=True)
-    return made
 
 
 def summary(made: Sequence[Lane]) -> list[dict[str, Any]]:
@@ -136,7 +135,8 @@ def summary(made: Sequence[Lane]) -> list[dict[str, Any]]:
 def targets(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
     adaptive = {row["rate"]: row["over_raw"] for row in rows if row["mode"] == "adaptive"}
     met = {f"adaptive takes at most {AT_MOST} of raw, {rate}": over <= AT_MOST for rate, over in adaptive.items()}
-    return met | {f"adaptive is {AT_LEAST} times as fast as raw at 100 MB/s": adaptive["100 MB/s"] <= 1 / AT_LEAST}
+    slowest = adaptive.get("100 MB/s")
+    return met | ({f"adaptive is {AT_LEAST} times as fast as raw at 100 MB/s": slowest <= 1 / AT_LEAST} if slowest else {})
 
 
 def main() -> None:
@@ -146,6 +146,8 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=3)
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="besides raw")
     parser.add_argument("--out", type=Path, default=RESULTS / f"{time.strftime('%Y-%m-%d')}-coding.json")
     asked = parser.parse_args()
     logging.basicConfig(format="  %(message)s")
@@ -153,7 +155,8 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="holdfast-coding-", dir=asked.directory))
     try:
         machine = describe(directory)
-        made = measure(directory, Shape(width=asked.width, heads=8, layers=asked.layers), asked.warm_up, asked.rounds)
+        made = lanes(directory, asked.rates, ["raw", *(mode for mode in asked.modes if mode != "raw")])
+        measure(Shape(width=asked.width, heads=8, layers=asked.layers), made, asked.warm_up, asked.rounds)
     finally:
         shutil.rmtree(directory)
     rows = summary(made)

@@ -79,13 +79,15 @@ class Coder:
         """Of the last save, for classes that are adaptive."""
         self._before: dict[bool, dict[Class, Choice]] = {False: {}, True: {}}
         """Of the last save that is kept for ever, and of the last that is not."""
+        self._wanted: dict[str, str] = {}
+        """By name of the tensor: patterns cost more than all the rest."""
         self._samples: dict[Class, dict[str, Sample]] = {}
         self._saves = 0
         self._core_seconds = 0.0
         self._coded_bytes = 0
 
     def choose(self, items: Sequence[TensorItem], roles: Mapping[str, str], is_for_ever: bool) -> list[Codec]:
-        wanted = [self._coding.wanted(item.name) for item in items]
+        wanted = [self._codec_wanted(item) for item in items]
         for item, name in zip(items, wanted, strict=True):
             if name == LOSSY:
                 _check_moment(item, roles)
@@ -127,7 +129,7 @@ class Coder:
     def _adaptive(self, items: Sequence[TensorItem]) -> dict[Class, list[TensorItem]]:
         found: dict[Class, list[TensorItem]] = {}
         for item in items:
-            if _nbytes(item) >= SMALLEST_BYTES and self._coding.wanted(item.name) == ADAPTIVE:
+            if _nbytes(item) >= SMALLEST_BYTES and self._codec_wanted(item) == ADAPTIVE:
                 found.setdefault(_class_of(item), []).append(item)
         return found
 
@@ -144,6 +146,11 @@ class Coder:
             level = logging.DEBUG if before and before.codec == choice.codec else logging.INFO
             _log.log(level, "coding of %s: %s: %s", of, choice.codec, choice.reason)
             self.choices[of] = choice
+
+    def _codec_wanted(self, item: TensorItem) -> str:
+        if item.name not in self._wanted:
+            self._wanted[item.name] = self._coding.wanted(item.name)
+        return self._wanted[item.name]
 
     def _choice(self, item: TensorItem) -> str:
         choice = self.choices.get(_class_of(item))
