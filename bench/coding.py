@@ -77,11 +77,11 @@ class Lane:
     def save(self, made: tuple[Any, str], step: int) -> None:
         gc.collect()
         start = time.perf_counter()
-        done = self.session.save(made[0], step, kind=made[1], coding=self.coder)
+        done = self.session.save(made[0], step, kind=made[1], recycle=False, coding=self.coder)
         self.seconds.append(time.perf_counter() - start)
         self.stored_bytes.append(done.commit.new_bytes)
         self.codecs.append({str(of): choice.codec for of, choice in self.coder.choices.items()} if self.coder else {})
-        self.run.prune(holdfast.Keep(last=1), recycle=True)
+        self.run.prune(holdfast.Keep(last=1))
 
     def forget(self) -> None:
         self.seconds.clear()

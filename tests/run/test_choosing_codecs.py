@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.coding import LEAST_BYTES, RENEW_SAVES, SMALLEST_BYTES, Coder, IdleCores, coder_of
 from holdfast.format.codec import RAW, ZSTD, Codec, int8, planes
-from holdfast.policy.coding import WORTH, Coding, Rates, Sample, choose
+from holdfast.policy.coding import WORTH, Coding, Rates, Sample, Shown, choose
 from holdfast.run.coder import Work
 from holdfast.run.contents import Contents, TensorItem
 from holdfast.run.image import ArraySource
@@ -113,27 +113,34 @@ def test_one_slow_save_does_not_change_the_rate_of_the_store() -> None:
     assert known.store == 1e9
 
 
-def test_coding_that_held_the_store_up_is_given_up() -> None:
+def test_coding_that_made_a_save_late_is_given_up_until_it_is_tried_again() -> None:
     known = rates(1e9)
     assert choose(SAMPLES, known).codec == "planes"
-    after = known.after_coded(840_000_000, 3.0, 0.9, 3.0, core_seconds=1e9 / PLANES.rate)
-    assert after.cores == pytest.approx(0.25)
-    assert choose(SAMPLES, after, "planes").codec == "raw"
-    assert choose(SAMPLES, after.after_raw(10**9, 1.0, 2.0)).codec == "raw"  # idle cores alone do not bring it back
+    after = known.after_coded(Shown(10**9, 840_000_000, 1.01, 0.6, 1.0), core_seconds=1e9 / PLANES.rate)
+    choice = choose(SAMPLES, after, "planes")
+    assert (choice.codec, "later than it would have been raw" in choice.reason) == ("raw", True)
+    assert choose(SAMPLES, after.after_raw(10**9, 1.0, 2.0)).codec == "raw"
     assert choose(SAMPLES, after.renewed()).codec == "planes"
 
 
+def test_coding_that_had_fewer_cores_than_were_idle_counts_on_fewer() -> None:
+    after = rates(0.25e9).after_coded(Shown(10**9, 840_000_000, 3.0, 1.2, 3.0), core_seconds=0.66)
+    assert after.cores == pytest.approx(0.25)
+    assert not after.is_late
+    assert after.renewed().cores == 2.0
+
+
 def test_a_store_that_was_at_work_all_the_time_shows_its_rate() -> None:
-    known = rates(1e9).after_coded(84_000_000, 1.0, 0.99, 0.15, core_seconds=0.3)
+    known = rates(1e9).after_coded(Shown(100_000_000, 84_000_000, 1.0, 0.99, 0.15), core_seconds=0.3)
     for _ in range(3):
-        known = known.after_coded(84_000_000, 1.0, 0.99, 0.15, core_seconds=0.3)
+        known = known.after_coded(Shown(100_000_000, 84_000_000, 1.0, 0.99, 0.15), core_seconds=0.3)
     assert known.store == pytest.approx(84e6 / 0.99)
     assert known.cores == 2.0
 
 
 def test_a_store_that_waited_for_coding_shows_only_that_it_is_no_slower() -> None:
-    assert rates(1e9).after_coded(84_000_000, 1.0, 0.5, 0.9, core_seconds=0.3).store == 1e9
-    assert rates(1e8).after_coded(84_000_000, 1.0, 0.1, 0.9, core_seconds=0.3).store > 1e8
+    assert rates(1e9).after_coded(Shown(100_000_000, 84_000_000, 1.0, 0.5, 0.9), core_seconds=0.3).store == 1e9
+    assert rates(1e8).after_coded(Shown(100_000_000, 84_000_000, 1.0, 0.1, 0.9), core_seconds=0.3).store > 1e8
 
 
 # --- save by save -----------------------------------------------------------------------------------------------------
@@ -223,7 +230,7 @@ def test_a_class_that_has_become_easier_is_found_out_when_samples_are_renewed() 
 
 
 def test_what_was_waited_for_while_the_state_was_captured_is_not_put_down_to_the_store_or_the_cores() -> None:
-    waited = rates(1e9).after_coded(840_000_000, 60.0, 0.9, 0.5, core_seconds=0.8)
+    waited = rates(1e9).after_coded(Shown(1_000_000_000, 840_000_000, 60.0, 0.9, 0.5), core_seconds=0.8)
     assert (waited.store, waited.cores) == (1e9, 2.0)
     coder = adaptive()
     coder.learn(Work(LEAST_BYTES, LEAST_BYTES, 60.0, LEAST_BYTES / 2e9, 0.0, is_coded=False))

@@ -14,8 +14,8 @@ from ..patterns import matches_any
 
 RAW, ADAPTIVE, LOSSY = "raw", "adaptive", "int8"
 CODECS = ("raw", "zstd", "planes", ADAPTIVE, LOSSY)
-WORTH = 0.05
-"""Another codec must promise to be this much sooner before the choice changes."""
+WORTH = 0.08
+"""Another codec must promise to be this much sooner before the choice changes: about half of what planes can gain at most."""
 _BUSY = 0.8
 """A store that was at work this share of the time is what a save waited for."""
 _REMEMBERED = 5
@@ -74,6 +74,18 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Shown:
+    """What writing a coded file has shown."""
+
+    raw_bytes: int
+    stored_bytes: int
+    seconds: float
+    """In all; of these, how long the store and coding were at work:"""
+    writing_seconds: float
+    coding_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rates:
     """What the store and the processor have given in the saves before."""
 
@@ -84,6 +96,8 @@ class Rates:
     """That were idle while the last raw file was written: coding could have had them."""
     share: float = 1.0
     """Of the idle cores, what coding really had in the last coded file."""
+    is_late: bool = False
+    """Whether a coded file has taken longer than a raw one would have: then nothing is coded until it is tried again."""
 
     @property
     def store(self) -> float | None:
@@ -103,26 +117,23 @@ class Rates:
         """With what writing a raw file has shown; `writing_seconds`: how long the store was at work."""
         return replace(self._with_store(stored_bytes / max(writing_seconds, 1e-9)), idle_cores=idle_cores)
 
-    def after_coded(
-        self, stored_bytes: int, seconds: float, writing_seconds: float, coding_seconds: float, core_seconds: float
-    ) -> Rates:
-        """With what writing a coded file has shown.
-
-        Args:
-            seconds: in all; `writing_seconds`, `coding_seconds`: how long of these the store and coding were at work.
-            core_seconds: what coding should have taken one core.
-        """
-        rate = stored_bytes / max(writing_seconds, 1e-9)
-        share = core_seconds / max(coding_seconds, 1e-9) / self._idle
-        if writing_seconds >= _BUSY * seconds:  # the store was waited for: coding had at least this much
-            return replace(self._with_store(rate), share=max(self.share, share))
-        is_faster = self.store is not None and rate > self.store  # one that waits shows only what it takes at least
-        after = self._with_store(rate) if is_faster else self
-        return replace(after, share=share) if coding_seconds >= _BUSY * seconds else after
+    def after_coded(self, shown: Shown, core_seconds: float) -> Rates:
+        """With what writing a coded file has shown; `core_seconds`: what coding should have taken one core."""
+        rate = shown.stored_bytes / max(shown.writing_seconds, 1e-9)
+        share = core_seconds / max(shown.coding_seconds, 1e-9) / self._idle
+        waited_for_store = shown.writing_seconds >= _BUSY * shown.seconds
+        waited_for_coding = shown.coding_seconds >= _BUSY * shown.seconds
+        is_late = self.store is not None and shown.seconds > shown.raw_bytes / self.store
+        known = replace(self, is_late=self.is_late or (is_late and waited_for_coding))
+        if waited_for_store:  # so coding had at least this much
+            return replace(known._with_store(rate), share=max(self.share, share))
+        if self.store is not None and rate > self.store:  # one that waits shows only what it takes at least
+            known = known._with_store(rate)
+        return replace(known, share=share) if waited_for_coding else known
 
     def renewed(self) -> Rates:
         """With what coding may have had too little of forgotten, so that it is tried again."""
-        return replace(self, share=max(1.0, self.share))
+        return replace(self, share=max(1.0, self.share), is_late=False)
 
     def _with_store(self, rate: float) -> Rates:
         return replace(self, seen=(*self.seen, rate)[-_REMEMBERED:])
@@ -145,6 +156,8 @@ def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> C
     store = rates.store
     if store is None:
         return Choice(RAW, "how fast the store is will be known after this save")
+    if rates.is_late:
+        return Choice(RAW, "coding has made a save later than it would have been raw; it is tried again later")
     if not samples:
         return Choice(RAW, "what codecs make of it will be known after this save")
 
