@@ -69,6 +69,8 @@ def describe(step: Step) -> dict[str, Any]:
         "created": step.created,
         "bytes": step.nbytes,
         "new_bytes": commit.new_bytes,
+        "codecs": commit.codecs,
+        "lossy": commit.lossy,
         "tensors": commit.tensors,
         "metrics": step.metrics,
         "pins": list(step.pins),
@@ -135,7 +137,7 @@ def _row(step: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(step["step"]),
         step["line"],
-        step["kind"],
+        step["kind"] + (f", lossy {' '.join(step['lossy'])}" if step["lossy"] else ""),
         step["tier"],
         str(step["attempt"]),
         when(step["created"]),
