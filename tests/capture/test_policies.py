@@ -358,3 +358,19 @@ def test_everything_goes_back_to_where_it_was(tmp_path: Path) -> None:
     assert after[0] <= before[0]
     assert after[1] <= before[1]
     assert after[2] == before[2] == 0
+
+
+@pytest.mark.parametrize("agent", [True, False])
+@pytest.mark.parametrize("coding", ["zstd", "planes", "adaptive", {"optimizer.*": "planes", "*": "raw"}])
+def test_what_is_coded_on_the_way_comes_back_as_it_was(tmp_path: Path, agent: bool, coding: Any) -> None:
+    job, known = Job(), {}
+    with holdfast.Checkpointer(
+        tmp_path / "run", job.state, save=EACH, coding=coding, agent=agent, on_full="wait", keep=holdfast.Keep(last=None)
+    ) as ckpt:
+        ckpt.resume()
+        for step in range(1, 5):
+            job.train()
+            ckpt.step(step)
+            known[step] = job.copy()
+    for step, wanted in known.items():
+        assert bit_differences(stored(tmp_path / "run", step), wanted) == []

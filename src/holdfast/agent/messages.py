@@ -44,6 +44,7 @@ class Adopt(msgspec.Struct, tag=True, frozen=True):
     keep: Keep
     recycle: bool
     idle_seconds: float
+    coding: str | dict[str, str] = "raw"
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
