@@ -65,6 +65,8 @@ class Rank:
     arena: Arena | None = None
     tables: dict[int, tuple[Table, Arena]] = field(default_factory=dict)
     """By number, the last ones, with the arena that was given for each: a capture may have begun before the newest."""
+    last_step: int = -1
+    """That it has begun; it will begin none before it any more."""
     is_there: bool = True
 
 
@@ -238,7 +240,9 @@ class Engine:
         member, version = self._members[rank], self._versions.get(message.step)
         table, arena = member.tables.get(message.table, (None, None))
         is_current = arena is not None and arena is member.arena
-        if version is not None and version.level in _OVER:  # another rank has dropped it already
+        member.last_step = max(member.last_step, message.step)
+        if version is not None and version.level in _OVER:  # others have ended it, maybe before this rank knew of it
+            self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
@@ -255,6 +259,15 @@ class Engine:
             self._forget_newest()
         if version.level == FILLING and version.begun.keys() == set(self.ranks):
             self._enqueue(version)
+        self._give_up_what_others_passed()
+
+    def _give_up_what_others_passed(self) -> None:
+        """A rank that was late may begin with this engine what the others began with one that is gone."""
+        for version in [v for v in self._versions.values() if v.level == FILLING]:
+            for rank, member in self._members.items():
+                if rank not in version.begun and member.last_step > version.step:
+                    text = f"rank {rank} went on to step {member.last_step}, and never began step {version.step}"
+                    self._give_up(version, ["Unavailable", text])
 
     def _enqueue(self, version: Version) -> None:
         if differing_census(version.begun):

@@ -46,7 +46,7 @@ class Link(Protocol):
     is_up: threading.Event
 
     def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
-        """Returns at once. `sent` is called, in a thread, when the engine has the message, or will have it though this process dies."""
+        """Returns at once. `sent`: called, in a thread, when the engine has it, or will have it even if this process dies."""
         ...
 
     def flush(self, seconds: float) -> bool:
