@@ -143,10 +143,7 @@ class Engine:
         """
         until = time.monotonic() + seconds
         with self._changed:
-            for version in [v for v in self._versions.values() if v.level == FILLING]:
-                absent = [rank for rank in self.ranks if rank not in version.begun and not self._members[rank].is_there]
-                if absent:
-                    self._give_up(version, ["Unavailable", f"rank {absent[0]} is gone, and never began step {version.step}"])
+            self._give_up_what_will_not_be_begun()
             while any(v.level not in _OVER for v in self._versions.values()):
                 left = until - time.monotonic()
                 if left <= 0:
@@ -259,13 +256,17 @@ class Engine:
             self._forget_newest()
         if version.level == FILLING and version.begun.keys() == set(self.ranks):
             self._enqueue(version)
-        self._give_up_what_others_passed()
+        self._give_up_what_will_not_be_begun()
 
-    def _give_up_what_others_passed(self) -> None:
-        """A rank that was late may begin with this engine what the others began with one that is gone."""
+    def _give_up_what_will_not_be_begun(self) -> None:
+        """A rank is gone; or one that was late begins with this engine what the others began with one that is gone."""
         for version in [v for v in self._versions.values() if v.level == FILLING]:
             for rank, member in self._members.items():
-                if rank not in version.begun and member.last_step > version.step:
+                if rank in version.begun:
+                    continue
+                if not member.is_there:
+                    self._give_up(version, ["Unavailable", f"rank {rank} is gone, and never began step {version.step}"])
+                elif member.last_step > version.step:
                     text = f"rank {rank} went on to step {member.last_step}, and never began step {version.step}"
                     self._give_up(version, ["Unavailable", text])
 
