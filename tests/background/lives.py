@@ -36,7 +36,7 @@ def until(what: Callable[[], bool], why: str, seconds: float = PATIENCE_SECONDS)
 
 
 def status(run: Path) -> dict[str, Any] | None:
-    """What the agent of a run says of itself; None where there is none. For a process with HOLDFAST_AGENT_DIR set as the ranks."""
+    """What the agent of a run says of itself; None where there is none. HOLDFAST_AGENT_DIR must be set as for the ranks."""
     told = ask(open_store(run).url, "", Ask(), 5.0)
     return told.status if isinstance(told, Told) else None
 
