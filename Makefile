@@ -5,6 +5,7 @@
 #   make check       lint, format and types
 #   make bench       SIZE=full|small ROUNDS=n: beside other libraries, on this disk
 #   make bench-ranks the same for two ranks, and one that loads what they saved
+#   make bench-stall what saving costs a training loop that goes on meanwhile
 #   make soak        the crash tests for a long time
 #   make docs        build the pages into site/
 #   make clean       remove all that the above made
@@ -22,7 +23,7 @@ SOURCES := src tests bench examples
 # pip may not run twice at once in one environment.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: demo test test-fast check format bench bench-ranks soak docs clean help
+.PHONY: demo test test-fast check format bench bench-ranks bench-stall soak docs clean help
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -50,6 +51,9 @@ bench: $(VENV)/.ready-bench
 
 bench-ranks: $(VENV)/.ready-bench
 	$(BIN)/python -m bench.ranks --size $(SIZE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
+
+bench-stall: $(VENV)/.ready-bench
+	$(BIN)/python -m bench.stall --size $(SIZE) $(if $(ROUNDS),--rounds $(ROUNDS)) $(ARGS)
 
 soak: $(VENV)/.ready-test $(VENV)/.ready-deepspeed
 	HOLDFAST_SOAK=1 $(BIN)/python -m pytest --timeout=0 $(ARGS)

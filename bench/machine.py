@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = ("holdfast", "torch", "numpy", "safetensors", "torchsnapshot", "torch_checkpointing")
+PACKAGES = ("holdfast", "torch", "numpy", "safetensors", "torchsnapshot", "torch_checkpointing", "nvidia-resiliency-ext")
 
 
 def versions() -> dict[str, str]:

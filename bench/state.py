@@ -47,6 +47,17 @@ class Segment:
             os.close(opened)
 
 
+class PrivateSegment(Segment):
+    """Memory of one process alone, for a library whose snapshot is a fork: a child sees shared memory change."""
+
+    @classmethod
+    def like(cls, segment: Segment) -> "PrivateSegment":
+        return cls(os.getpid(), -1, segment.nbytes)
+
+    def map(self) -> mmap.mmap:
+        return mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+
+
 class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -22,12 +22,12 @@ GRACE_SECONDS = 3.0
 
 
 os.environ.setdefault("HOLDFAST_SYNC", "1")
-"""Most tests want a step to be durable when `step` returns; those of saving in the background take this away: see `in_background`."""
+"""Most tests want a step to be durable when `step` returns; those of saving in the background use `in_background`."""
 
 
 @pytest.fixture
 def in_background(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Saves as users have them: in the background, by agents whose sockets lie in the directory that this gives. Ends the agents."""
+    """Saves as users have them: in the background, by agents whose sockets lie in this directory; it ends the agents."""
     sockets = tmp_path / "agents"
     monkeypatch.delenv("HOLDFAST_SYNC")
     monkeypatch.setenv("HOLDFAST_AGENT_DIR", str(sockets))

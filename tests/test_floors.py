@@ -31,7 +31,7 @@ FLOORS: list[set[str]] = [
     {"sharding"},
     {"live"},
     {"loading"},
-    {"per_rank", "flat_state", "signature"},
+    {"per_rank", "flat_state", "signature", "provider"},
     {"parts", "random_state"},
     {"state", "data"},
     {"interop"},

@@ -18,6 +18,7 @@ PUBLIC = {
     # saving and loading
     "State",
     "PerRank",
+    "Provider",
     "save",
     "load",
     "restore",
@@ -30,6 +31,7 @@ PUBLIC = {
     "Agent",
     "Every",
     "Keep",
+    "Preemption",
     # looking at runs and checkpoints
     "Run",
     "Checkpoint",

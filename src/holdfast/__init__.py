@@ -7,10 +7,11 @@ A reader's map, from the bottom up:
     plan                what goes where, as values (pure)
     store               where bytes go: local directories, memory, wrappers
     run                 writing a step, the decision, history, marks, pruning
-    policy              when to save, what to keep (pure)
+    policy              when to save, what to keep, what a save will take (pure)
     tensors, tree, live a job's state, taken apart
     loading             opening, matching, filling, the ledger
     ranks, sharding     the ranks of the job as a team; from DTensor, FSDP1, ZeRO to boxes
+    preemption          what tells a job to stop; stopping as all ranks agree on it
     data                samplers and loaders whose position fits any number of ranks
     parts, state        modules, optimizers, generators, objects, containers
     interop             safetensors in and out, torch out
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from .per_rank import PerRank
     from .policy.keep import Keep
     from .policy.save import Every
+    from .preemption.settings import Preemption
+    from .provider import Provider
     from .runs import Run
     from .state import State
 
@@ -75,6 +78,8 @@ _HOMES = {
     "NoSpace": ".errors",
     "Overdue": ".errors",
     "PerRank": ".per_rank",
+    "Preemption": ".preemption.settings",
+    "Provider": ".provider",
     "Refused": ".errors",
     "Run": ".runs",
     "State": ".state",
@@ -110,6 +115,8 @@ __all__ = [
     "NoSpace",
     "Overdue",
     "PerRank",
+    "Preemption",
+    "Provider",
     "Refused",
     "Run",
     "State",

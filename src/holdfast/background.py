@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from .agent.links import AgentLink, ThreadLink, ask
+from .agent.marks import Marks
 from .agent.messages import Adopt, Flush, Flushed
+from .agent.recall import remembering
 from .agent.writer import JointWriter, SessionWriter
 from .capture.saver import Saver
-from .errors import Refused
+from .errors import Deadline, Refused
 from .format.records import StepRef
 from .policy.durations import seconds_of
 from .policy.keep import Keep
@@ -88,7 +91,7 @@ def start(
         log.info("the agent does not save for this job, as %s: a thread of each trainer does", why)
 
     def committed(ref: StepRef) -> None:
-        if has_agent and session is not None:
+        if session is not None and (has_agent or team is None):
             session.follow(ref)
 
     def agree(step: int, mine: bool) -> bool:
@@ -105,14 +108,14 @@ def start(
         saver.link = AgentLink(store.url, node, rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
         return saver
     writer: SessionWriter | JointWriter
+    marks = Marks(store)
     if team is None:
-        assert session is not None
-        writer = SessionWriter(session, settings.keep, settings.recycle)
+        writer = SessionWriter(Session(marks, libraries(), claim=_held(session).claim), settings.keep, settings.recycle)
     else:
-        joint = Joint(Team(team.ranks, team.rank, Apart(team.board, "background/"), team.node), store)
+        joint = Joint(Team(team.ranks, team.rank, Apart(team.board, "background/"), team.node), marks)
         seconds, keep, recycle = settings.seconds, settings.keep, settings.recycle
         writer = JointWriter(joint, lambda: _held(session), lambda: saver.contents, seconds, keep, recycle)
-    saver.link = ThreadLink(rank, writer, saver.hear, settings.on_full, store)
+    saver.link = ThreadLink(rank, writer, saver.hear, marks, attempt)
     return saver
 
 
@@ -121,12 +124,26 @@ def finish_earlier(store: Store, seconds: float) -> None:
     if is_synchronous() or not _is_reachable(store):
         return
     seconds *= _SHARE_OF_EARLIER
-    if ask(store.url, os.environ.get("HOLDFAST_NODE", ""), Flush(seconds), seconds) == Flushed(False):
+    try:
+        answer = ask(store.url, os.environ.get("HOLDFAST_NODE", ""), Flush(seconds), seconds + 1.0)
+    except Deadline:
+        answer = Flushed(False)
+    if answer == Flushed(False):
         log.warning("an agent of an earlier job did not finish within %.0f s; what it holds is left out", seconds)
 
 
+@contextlib.contextmanager
+def in_memory(store: Store) -> Iterator[Store]:
+    """The store, and what an agent of this node still has in memory of its newest step."""
+    if is_synchronous() or not _is_reachable(store):
+        yield store
+        return
+    with remembering(store, os.environ.get("HOLDFAST_NODE", "")) as found:
+        yield found
+
+
 def _adopt(settings: Settings, session: Session, ranks: tuple[int, ...], idle: float) -> Callable[[], Adopt]:
-    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, settings.on_full, idle)
+    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, idle)
 
 
 def _held(session: Session | None) -> Session:

@@ -20,13 +20,15 @@ from .api import save_contents, save_jointly, state_contents
 from .background import Agent, Settings
 from .capture import barrier
 from .capture.saver import DoesNotFit, Orders, Saver
-from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, Unavailable, Unsupported
+from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, TooLate, Unavailable, Unsupported
 from .handle import DURABLE, Handle
 from .loading.ledger import Ledger
 from .loading.wishes import Wishes
 from .policy.durations import seconds_of
 from .policy.keep import Keep
 from .policy.save import Every
+from .preemption.settings import Preemption
+from .preemption.stopping import Stopping
 from .ranks import team_of
 from .resuming import Resumed, Resuming
 from .run.joint import Joint
@@ -34,6 +36,7 @@ from .run.marks import check_pin_is_free
 from .run.session import Session, keep_session
 from .runs import Run, plain_metrics
 from .state import State
+from .store.base import Store
 from .store.locate import open_store
 
 log = logging.getLogger("holdfast")
@@ -72,13 +75,15 @@ class Checkpointer:
         memory: bytes, or "16GiB", that snapshots may take on this node, of all its ranks; "auto": half of what is free.
         on_full: what to do with a save that is due while no memory is free: `skip` it, `wait`, or `coalesce`: as `skip`, and
             what is not being written yet makes room for what is newer.
-        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise.
+        on_failure: what a save that fails does to training: `warn`, or `raise`. Superseded, Refused and Unsupported always raise,
+            but a save that is refused because the job is killed before it could end counts as one that fails.
         lose_at_most: seconds, or "2h": `step` raises Overdue when the last durable step is older.
         recycle: whether new checkpoints are written over the files of pruned ones, which is faster and keeps up
             to one checkpoint's bytes of extra files.
         ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.
         deadline: seconds, or "10m": by then each call that ranks make together has its outcome, and each save.
         agent: whether a process of this node saves, which survives the trainer; False: a thread. An Agent for its settings.
+        preemption: what `should_stop` looks at; True: `Preemption()`; None or False: nothing. Equal on all ranks.
     Raises:
         Unavailable: the store cannot be reached.
     """
@@ -99,6 +104,7 @@ class Checkpointer:
         ranks: Sequence[int] | None = None,
         deadline: float | str = "10m",
         agent: bool | Agent = True,
+        preemption: Preemption | bool | None = True,
     ) -> None:
         if on_failure not in ("warn", "raise"):
             raise ValueError(f"on_failure={on_failure!r}: warn or raise")
@@ -112,12 +118,14 @@ class Checkpointer:
         self._settings = Settings(memory, on_full, agent, self._keep, recycle, self._seconds)
         self._most_lost = None if lose_at_most is None else seconds_of(lose_at_most, "lose_at_most")
         self._joint = Joint(self._team, self.run.store) if self._team is not None else None
+        watched = Preemption() if preemption is True else preemption or None
+        self._stopping = Stopping(watched, self._team, self.run.store.url.rstrip("/").rpartition("/")[2])
         self._session: Session | None = None
         self._saver: Saver | None = None
         self._has_begun = False
         self._step: int | None = None
         self._metrics: Mapping[str, Any] | None = None
-        self._saved_step = 0
+        self._saved_step = self._resumed_step = 0
         self._handle: Handle | None = None
         self._saved_at = time.monotonic()
         self._durable_at = time.monotonic()
@@ -134,6 +142,7 @@ class Checkpointer:
             self._is_closed = True
             with contextlib.suppress(HoldfastError):
                 self._end(drain=kind is not KeyboardInterrupt)
+        self._stopping.close()
 
     def resume(
         self,
@@ -166,7 +175,9 @@ class Checkpointer:
         skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
         self._stop_saving()
         self._lead("finish what an agent holds", lambda: background.finish_earlier(self.run.store, self._seconds))
-        return self._go_on(self._resuming().resume(at, wishes, stage, required, skipped, self._init))
+        with background.in_memory(self.run.store) as reads:
+            resumed = self._resuming(reads).resume(at, wishes, stage, required, skipped, self._init)
+        return self._go_on(resumed)
 
     def step(self, n: int, *, metrics: Mapping[str, Any] | None = None) -> Handle | None:
         """Say that step `n` is complete: after optimizer, scheduler, scaler and averages. Saves if the policy says so.
@@ -193,6 +204,18 @@ class Checkpointer:
             self._prepare(self._saver)
         return None
 
+    def should_stop(self) -> bool:
+        """Whether the job is asked to stop: leave the loop then, and with it the `with`, which saves the last step.
+
+        Every rank calls it equally often; all get the same answer at the same call, and once it is yes it stays so. From the
+        first call on, the signals of `preemption` no longer end the process.
+
+        Raises:
+            BoardGone: the store by which ranks talk does not answer.
+        """
+        self._note_saves()
+        return self._stopping.should_stop()
+
     def save(self, *, pin: str | None = None, select: str | Sequence[str] | None = None) -> Handle:
         """Save the state of the last `step()` now, whatever the policy says; if it is saved already, that save is returned.
 
@@ -204,7 +227,7 @@ class Checkpointer:
         """
         if self._step is None or (self._step == self._saved_step and self._handle is None):
             raise Refused("no step was completed since the start or resume(): call step() first")
-        if select is None and self._handle is not None and self._step == self._saved_step:
+        if select is None and self._handle is not None and self._handle.error is None and self._step == self._saved_step:
             if pin is not None:
                 self._handle.wait(DURABLE, self._seconds)
                 self.run.pin(self._step, pin)
@@ -226,12 +249,15 @@ class Checkpointer:
         self._is_closed = True
         try:
             if self._saver is not None:
-                self._saver.drain(self._seconds)
+                self._saver.drain(self._stopping.within(self._seconds))
             has_failed = self._handle is not None and self._handle.error is not None
             if self._step is not None and (self._step > self._saved_step or has_failed):
                 self._save(None, None, may_wait=True)
         finally:
-            self._end(drain=True)
+            try:
+                self._end(drain=True)
+            finally:
+                self._stopping.close()
 
     def _end(self, drain: bool) -> None:
         """Let what was begun become durable, say what did not, and let go."""
@@ -240,13 +266,13 @@ class Checkpointer:
             return
         try:
             if drain:
-                saver.drain(self._seconds)
+                saver.drain(self._stopping.within(self._seconds))
             self._tell(saver.problems())
         finally:
             saver.close(_CLOSE_SECONDS)
 
-    def _resuming(self) -> Resuming:
-        return Resuming(self.run.store, self._state, self._team, self._seconds)
+    def _resuming(self, reads: Store | None = None) -> Resuming:
+        return Resuming(self.run.store, self._state, self._team, self._seconds, reads)
 
     def _stop_saving(self) -> None:
         """Before the state is filled: nothing of it may be on its way."""
@@ -256,7 +282,7 @@ class Checkpointer:
 
     def _go_on(self, resumed: Resumed) -> int:
         self.ledger = resumed.ledger or self.ledger
-        self._step = self._saved_step = resumed.step
+        self._step = self._saved_step = self._resumed_step = resumed.step
         self._session, self._has_begun, self._handle = resumed.session, True, None
         self._saved_at = self._durable_at = time.monotonic()
         if self._session is not None:
@@ -322,13 +348,14 @@ class Checkpointer:
     ) -> Handle | None:
         self._ready()
         assert self._step is not None
-        step = self._step
+        step, began = self._step, time.monotonic()
         try:
+            self._check_time(step)
             if select is None and self._saver is not None:
                 handle = self._begin(self._saver, step, pin or "", may_wait)
             else:
                 handle = self._save_now(step, pin, select)
-        except (Unavailable, Deadline, StepExists) as error:
+        except (Unavailable, Deadline, StepExists, TooLate) as error:
             if self._raises or must_raise or (self._team is None and isinstance(error, StepExists)):
                 raise
             self._warn(f"step {step} was not saved: {error}")
@@ -337,14 +364,35 @@ class Checkpointer:
             log.info("step %d is not saved: no memory is free", step)
         elif select is None:
             self._saved_step, self._saved_at, self._handle = step, time.monotonic(), handle
+            if handle.is_over:
+                self._stopping.note_save(self._saved_at - began)
         return handle
+
+    def _note_saves(self) -> None:
+        """Let the forecast know how long saves have taken."""
+        if self._saver is not None:
+            for seconds in self._saver.durations():
+                self._stopping.note_save(seconds)
+
+    def _check_time(self, step: int) -> None:
+        """Raises:
+        TooLate: the job stops, and this save cannot end before it is killed.
+        """
+        self._note_saves()
+        durable = self._resumed_step if self._saver is not None else self._saved_step
+        if self._saver is not None and self._saver.last_durable is not None:
+            durable = self._saver.last_durable[0]
+        if refusal := self._stopping.refusal(step, durable or None):
+            raise TooLate(f"step {step} of {self.run.path}: {refusal}")
 
     def _begin(self, saver: Saver, step: int, pin: str, may_wait: bool) -> Handle | None:
         if pin:
             self._lead(f"pin {pin}", lambda: check_pin_is_free(self.run.store, pin))
         refer = not self._keep.is_kept_forever(step) and not pin
         try:
-            return saver.begin(Orders(step, plain_metrics(self._metrics), refer, pin, may_wait))
+            return saver.begin(
+                Orders(step, plain_metrics(self._metrics), refer, pin, may_wait, self._settings.on_full == "coalesce")
+            )
         except DoesNotFit as error:
             self._do_without(saver, error)
             return self._save_now(step, pin or None, None)
@@ -352,12 +400,12 @@ class Checkpointer:
     def _save_now(self, step: int, pin: str | None, select: str | Sequence[str] | None) -> Handle:
         """Save within the call."""
         if self._saver is not None:
-            self._saver.drain(self._seconds)
+            self._saver.drain(self._stopping.within(self._seconds))
         best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
         refer = not self._keep.is_kept_forever(step)
         if self._joint is not None:
             handle = save_jointly(
-                self._joint, self._opened, self._state, step, self._seconds,
+                self._joint, self._opened, self._state, step, self._stopping.within(self._seconds),
                 metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
             )  # fmt: skip
         else:

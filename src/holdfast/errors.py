@@ -12,6 +12,7 @@ HoldfastError                  1
   Overdue                      1   more than `lose_at_most` would be lost
   Refused                      6   would lose or mix data
     StepExists                 6   the decision about this step was already taken
+    TooLate                    6   the job is killed before this save could end
   Unsupported                  2   a value, a dtype or an object that has no stored form
   Torn                         1   a capture was not of one instant; nothing of it was committed
 """
@@ -116,6 +117,10 @@ class StepExists(Refused):
     def __init__(self, message: str, existing: Any = None) -> None:
         super().__init__(message)
         self.existing = existing
+
+
+class TooLate(Refused):
+    """The job is killed before this save could end, so that it was not begun. The last good step is as it was."""
 
 
 class Unsupported(HoldfastError):

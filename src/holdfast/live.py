@@ -103,6 +103,8 @@ class Live:
     """Called with the names that were filled, when a load is over: what is a copy of them is brought up to date."""
     plain: set[int] = field(default_factory=set)
     """`id`s of the parts whose tensors `signature.py` can tell."""
+    stable: set[str] = field(default_factory=set)
+    """Roles of which is known that only an optimizer's step changes their tensors."""
     again: list[Callable[[Live], None]] = field(default_factory=list)
     """Add to another `Live`, in order, what may change while the signature stays: all but the plain parts' tensors."""
     _seen: dict[tuple[Any, ...], str] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from .flat_state import FlatMoments, Held, add_groups, add_zero, refresh_masters
 from .format.names import dotted
 from .live import Live, Stream
 from .per_rank import PerRank
+from .provider import STABLE, Provider
 from .sharding import deepspeed, fsdp1
 from .sharding.local import Sharded, sharded
 from .sharding.original import Original
@@ -70,6 +71,8 @@ def add_part(live: Live, role: str, part: Any, put: Put | None, number: int, own
         add_per_rank(live, role, part)
     elif hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
         live.roles[role] = "loader" if isinstance(part, torch.utils.data.DataLoader) else "object"
+        if isinstance(part, Provider) and part.kind == STABLE:
+            live.stable.add(role)
         _add_object(live, role, part)
     elif put is None and not isinstance(part, (torch.Tensor, torch.Generator, np.ndarray, dict, list)):
         raise Unsupported(

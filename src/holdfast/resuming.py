@@ -54,6 +54,8 @@ class Resuming:
     team: Team | None
     seconds: float
     """Until each load must be done."""
+    reads: Store | None = None
+    """What data is read from, where that is not the store itself."""
 
     def resume(self, at: int | str | None, wishes: Wishes, stage: bool, required: bool, skipped: Any, init: Any) -> Resumed:
         """See `Checkpointer.resume`.
@@ -104,7 +106,7 @@ class Resuming:
         for ref in chosen:
             try:
                 together = self._begin(f"resume at step {ref.step}")
-                with open_together(together, self.store, partial(_by_ref, ref)) as checkpoint:
+                with open_together(together, self.reads or self.store, partial(_by_ref, ref)) as checkpoint:
                     ledger = restore_from(checkpoint, self.state, wishes, all_roles=True, stage=stage, ranks=together)
                     self._skip(skipped)
                     session, attempt = self._open_session(partial(self._begin_attempt, ref, skipped, at, last_error is not None))

@@ -18,6 +18,7 @@ from ranks.pools import Pool
 import holdfast
 from holdfast.agent.links import ask
 from holdfast.agent.messages import Ask, Told
+from holdfast.run.status import Status
 from holdfast.store.locate import open_store
 
 from .job import diary_of, train
@@ -35,7 +36,7 @@ def until(what: Callable[[], bool], why: str, seconds: float = PATIENCE_SECONDS)
         time.sleep(0.005)
 
 
-def status(run: Path) -> dict[str, Any] | None:
+def status(run: Path) -> Status | None:
     """What the agent of a run says of itself; None where there is none. HOLDFAST_AGENT_DIR must be set as for the ranks."""
     told = ask(open_store(run).url, "", Ask(), 5.0)
     return told.status if isinstance(told, Told) else None
@@ -86,7 +87,7 @@ class Life:
         found = status(self.run)
         if found is None:
             return False
-        kill(found["pid"])
+        kill(found.pid)
         self.voided = self.most("step")
         return True
 

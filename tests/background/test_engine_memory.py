@@ -31,7 +31,7 @@ class Ranks:
         self.run, self.told = run, {rank: [] for rank in ranks}  # type: ignore[var-annotated]
         self.arenas: dict[int, Arena] = {}
         self.elements: dict[int, int] = {}
-        self.engine = Engine(ranks, writer, self._hear, "skip", store)
+        self.engine = Engine(ranks, writer, self._hear, store, 1)
 
     def _hear(self, rank: int, message: Message, fds: Any) -> None:
         if isinstance(message, Memory):

@@ -73,7 +73,7 @@ def hang(run: Path, sockets: Path, then_kill: bool) -> int:
     trainer = Trainer(run, sockets, DEADLINE)
     trainer.save_one()
     found = status(run) if dist.get_rank() == 0 else None
-    agent = found["pid"] if found else 0
+    agent = found.pid if found else 0
     dist.barrier()
     if agent:
         os.kill(agent, signal.SIGSTOP)
@@ -108,7 +108,7 @@ def hang_for_ever(run: Path, sockets: Path) -> tuple[list[str], str]:
     trainer.save_one()
     found = status(run)
     assert found is not None
-    os.kill(found["pid"], signal.SIGSTOP)
+    os.kill(found.pid, signal.SIGSTOP)
     end = "nothing"
     try:
         for _ in range(MEANWHILE):
@@ -117,7 +117,7 @@ def hang_for_ever(run: Path, sockets: Path) -> tuple[list[str], str]:
     except holdfast.HoldfastError as error:
         end = type(error).__name__
     finally:
-        kill(found["pid"])
+        kill(found.pid)
     return trainer.warned, end
 
 

@@ -16,6 +16,7 @@ from ranks.pools import Pool
 
 import holdfast
 from holdfast.handle import CAPTURED, DURABLE
+from holdfast.run.status import Status
 
 from .job import Job, live_here
 from .lives import agents_in, kill, nothing_is_left, status, until
@@ -88,9 +89,9 @@ class Stage:
 
     def level(self) -> str:
         """Of step LAST, as the agent has it; "" where it knows nothing of it."""
-        return next((level for step, level, _ in self.status()["versions"] if step == LAST), "")
+        return next((save.level for save in self.status().saves if save.step == LAST), "")
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         found = status(self.run)
         assert found is not None
         return found
@@ -137,7 +138,7 @@ def test_trainers_killed_what_was_captured_on_all_ranks_is_resumed(
 @pytest.mark.parametrize("phase", PHASES)
 def test_both_killed_the_last_committed_step_is_resumed(in_background: Path, tmp_path: Path, phase: str) -> None:
     stage = Stage(tmp_path, in_background, 4, phase)
-    agent = stage.status()["pid"]
+    agent = stage.status().pid
     os.kill(agent, signal.SIGSTOP)
     stage.end()
     kill(agent)
@@ -154,7 +155,7 @@ def test_the_agent_killed_training_goes_on_and_saves_with_another(
     in_background: Path, tmp_path: Path, phase: str, world: int
 ) -> None:
     stage = Stage(tmp_path, in_background, world, phase)
-    kill(stage.status()["pid"])
+    kill(stage.status().pid)
     stage.go_on()
     assert stage.results() == [None] * world
     stage.pool.close()
@@ -183,7 +184,7 @@ def test_an_agent_that_outlives_its_trainers_finishes_what_they_captured_before_
 ) -> None:
     """The next life needs it no more: the step is committed by then."""
     stage = Stage(tmp_path, in_background, world, CAPTURE_IS_OVER)
-    agent = stage.status()["pid"]
+    agent = stage.status().pid
     stage.end()
     os.kill(agent, signal.SIGTERM)
     until(lambda: not list(in_background.iterdir()), "the agent gives up its socket")

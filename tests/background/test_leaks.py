@@ -63,7 +63,7 @@ def held_by(pid: int) -> Held:
 def agent_of(run: Path) -> int:
     found = status(run)
     assert found is not None
-    return int(found["pid"])
+    return int(found.pid)
 
 
 def save_often(run: Path, sockets: Path) -> tuple[list[Held], list[Held]]:

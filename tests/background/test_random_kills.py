@@ -62,7 +62,7 @@ def die(life: Life, rng: random.Random, kills: Counter[str]) -> bool:
         time.sleep(rng.random() * LONGEST_SECONDS)
     how = rng.choice(["trainers", "some first", "both", "agent first", "agent hangs"])
     found = status(life.run) if how != "trainers" else None
-    agent = found["pid"] if found else 0
+    agent = found.pid if found else 0
     if how == "agent hangs" and agent:
         os.kill(agent, signal.SIGSTOP)
         time.sleep(rng.random() * LONGEST_SECONDS / 4)

@@ -38,7 +38,7 @@ def test_every_step_of_a_training_is_stored_as_it_was(tmp_path: Path, agent: boo
     with holdfast.Checkpointer(
         tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, agent=agent, on_full="wait"
     ) as ckpt:
-        for step in range(ckpt.resume() + 1, 41):
+        for step in range(ckpt.resume() + 1, 16):
             job.train()
             ckpt.step(step)
             known[step] = job.copy()
@@ -111,20 +111,18 @@ def test_every_tensor_changed_right_after_the_call_while_the_writer_is_slow(
 def test_a_change_after_many_quiet_steps_is_stored_as_at_the_call_or_not_at_all(
     tmp_path: Path, change: Callable[[Iterator[torch.Tensor]], None]
 ) -> None:
-    job, known, lost = Job(), {}, []
-    with holdfast.Checkpointer(tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
-        ckpt.resume()
-        handles = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of what is lost
-            for step in range(1, 31):
+    job, known, lost, handles = Job(), {}, [], {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what is lost
+        with holdfast.Checkpointer(tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
+            ckpt.resume()
+            for step in range(1, 21):
                 job.train()
                 before = job.copy()
                 handles[step] = ckpt.step(step)
                 known[step] = before
                 if step % 5 == 0:
                     change(tensors_of(job))
-            ckpt.save().wait("durable", 30)
     for step, handle in handles.items():
         assert handle is not None
         if handle.error is not None:
@@ -133,7 +131,7 @@ def test_a_change_after_many_quiet_steps_is_stored_as_at_the_call_or_not_at_all(
             lost.append(step)
     there = steps_of(tmp_path / "run")
     assert sorted(there + lost) == sorted(known)
-    assert set(lost) <= {5, 10, 15, 20, 25, 30}
+    assert set(lost) <= {5, 10, 15, 20}
     assert_as_at_the_call(tmp_path / "run", known, there)
 
 
@@ -141,7 +139,7 @@ def test_mutating_waits_for_what_is_being_copied(tmp_path: Path) -> None:
     job, known = Job(), {}
     with holdfast.Checkpointer(tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
         ckpt.resume()
-        for step in range(1, 21):
+        for step in range(1, 11):
             job.train()
             ckpt.step(step)
             known[step] = job.copy()
@@ -206,7 +204,7 @@ def test_an_optimizer_that_is_none_of_torch(tmp_path: Path) -> None:
     job, known = Job(Sgd), {}
     with holdfast.Checkpointer(tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
         ckpt.resume()
-        for step in range(1, 16):
+        for step in range(1, 10):
             job.train()
             ckpt.step(step)
             known[step] = {name: tensor.detach().clone() for name, tensor in job.net.state_dict().items()}
@@ -233,7 +231,7 @@ def test_optimizers_that_step_inside_the_backward(tmp_path: Path) -> None:
     known = {}
     with holdfast.Checkpointer(tmp_path / "run", state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
         ckpt.resume()
-        for step in range(1, 16):
+        for step in range(1, 10):
             job.backward()
             ckpt.step(step)
             known[step] = {name: tensor.detach().clone() for name, tensor in job.net.state_dict().items()}
@@ -268,7 +266,7 @@ def test_memory_that_is_exchanged_under_a_parameter(tmp_path: Path) -> None:
     job, known = Job(), {}
     with holdfast.Checkpointer(tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=ALL, on_full="wait") as ckpt:
         ckpt.resume()
-        for step in range(1, 16):
+        for step in range(1, 10):
             job.train()
             if step % 4 == 0:
                 for parameter in job.net.parameters():

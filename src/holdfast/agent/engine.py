@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,18 +20,21 @@ from ..errors import HoldfastError, Superseded
 from ..run.census import Common as Shared
 from ..run.census import Structure, compare
 from ..run.history import Step
+from ..store.base import Store
 from .arena import Arena, Bytes
 from .contents import Taken, contents_of, differing_census
 from .gate import ALL, Gate, said_of
-from .messages import Begin, Captured, Common, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
+from .marks import Marks
+from .messages import Begin, Captured, Common, Displace, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
 from .proofs import check_replicas
 from .times import Times
 from .writer import Writer
 
 log = logging.getLogger("holdfast")
 FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "durable", "failed"
-_OVER = (DURABLE, FAILED)
+OVER = (DURABLE, FAILED)
 _REMEMBERED = 64
+_ERRORS = 16
 _TABLES = 8
 
 Tell = Callable[[int, Message, Sequence[int]], None]
@@ -41,7 +45,12 @@ class Version:
     """One step, on its way from the ranks' memory to the store."""
 
     step: int
+    turn: int = 1
+    """How many times the step was begun."""
     begun: dict[int, Begin] = field(default_factory=dict)
+    """By rank, until it is over."""
+    at: dict[int, int] = field(default_factory=dict)
+    """By rank: the number of its slot."""
     tables: dict[int, Table] = field(default_factory=dict)
     gates: dict[int, Gate] = field(default_factory=dict)
     arenas: dict[int, Arena] = field(default_factory=dict)
@@ -54,6 +63,7 @@ class Version:
     level: str = FILLING
     error: list[str] | None = None
     is_skip: bool = False
+    written: Step | None = None
     times: Times = field(default_factory=Times)
 
 
@@ -73,8 +83,9 @@ class Rank:
 class Engine:
     """Args:
     ranks: global ranks, all of which take part in each version. tell: sends a message to a rank; must not block for long.
-    writer: commits. on_full: `coalesce` drops a version that is not being written yet for a newer one.
-    store: of the run, as the writer has it; if it is `Marks`, times are noted. arenas: by rank, of an engine before.
+    writer: commits.
+    store: of the run, as the writer has it; if it is `Marks`, it tells what the time was spent on.
+    arenas: by rank, of an engine before.
     """
 
     def __init__(
@@ -82,13 +93,13 @@ class Engine:
         ranks: Sequence[int],
         writer: Writer,
         tell: Tell,
-        on_full: str,
-        store: Any,
+        store: Store,
+        attempt: int,
         arenas: Mapping[int, Arena] | None = None,
     ) -> None:
-        self.ranks, self.writer, self.on_full = tuple(ranks), writer, on_full
+        self.ranks, self.writer = tuple(ranks), writer
         self._tell_rank = tell
-        self._store = store
+        self._store, self._attempt = store, attempt
         self._members = {rank: Rank(arena=(arenas or {}).get(rank)) for rank in ranks}
         self._versions: dict[int, Version] = {}
         self._queue: list[Version] = []
@@ -99,6 +110,12 @@ class Engine:
         self._is_superseded = False
         self.counts = {DURABLE: 0, FAILED: 0, "skipped": 0}
         self.written_bytes = 0
+        self.phase_seconds: dict[str, float] = {}
+        self.errors: deque[tuple[float, str]] = deque(maxlen=_ERRORS)
+        """(unix seconds, text) of the last failures."""
+        self.last_committed: tuple[int, float] | None = None
+        """(step, unix seconds)."""
+        self._unrecorded: deque[Version] = deque()
         self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
         self._thread.start()
 
@@ -107,6 +124,7 @@ class Engine:
         handlers: dict[type, Callable[[int, Any], None]] = {
             Structured: self._structured, Begin: self._begin, Progress: self._progress, Captured: self._captured,
             Dropped: self._dropped,
+            Displace: self._displace,
         }  # fmt: skip
         if isinstance(message, Table):  # takes long
             self._table(rank, message)
@@ -120,7 +138,7 @@ class Engine:
             self._members[rank].is_there = False
             self._members[rank].structure = None
             for version in self._versions.values():
-                if version.level not in _OVER and rank not in version.captured:
+                if version.level not in OVER and rank not in version.captured:
                     text = f"rank {rank} is gone, and had not captured step {version.step} when it went"
                     self._give_up(version, ["Unavailable", text])
 
@@ -144,7 +162,7 @@ class Engine:
         until = time.monotonic() + seconds
         with self._changed:
             self._give_up_what_will_not_be_begun()
-            while any(v.level not in _OVER for v in self._versions.values()):
+            while any(v.level not in OVER for v in self._versions.values()):
                 left = until - time.monotonic()
                 if left <= 0:
                     return False
@@ -157,7 +175,7 @@ class Engine:
         with self._changed:
             self._is_closing = True
             for version in self._versions.values():
-                if version.level not in _OVER:
+                if version.level not in OVER:
                     self._give_up(version, ["Unavailable", "saving has ended"])
             self._changed.notify_all()
         if is_done:
@@ -184,13 +202,18 @@ class Engine:
     def arena_bytes(self) -> int:
         return sum(m.arena.nbytes for m in self._members.values() if m.arena is not None)
 
+    @property
+    def touched_bytes(self) -> int:
+        """How much of the arenas counts as resident in this process."""
+        return sum(m.arena.resident_bytes() for m in self._members.values() if m.arena is not None)
+
     def held(self) -> tuple[Version, dict[int, Arena]] | None:
         """The newest durable version whose bytes are still in memory, and the arenas they lie in."""
         with self._changed:
             if self._newest is None:
                 return None
             arenas = {rank: m.arena for rank, m in self._members.items() if m.arena is not None}
-            return (self._newest, arenas) if arenas.keys() == set(self.ranks) else None
+            return (self._newest, arenas) if arenas.keys() == self._newest.slots.keys() == set(self.ranks) else None
 
     def _structured(self, rank: int, message: Structured) -> None:
         self._members[rank].structure = message
@@ -238,21 +261,22 @@ class Engine:
         table, arena = member.tables.get(message.table, (None, None))
         is_current = arena is not None and arena is member.arena
         member.last_step = max(member.last_step, message.step)
-        if version is not None and version.level in _OVER:  # others have ended it, maybe before this rank knew of it
-            self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
+        if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
+            if version.turn == message.turn:  # maybe before this rank knew of it
+                self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
-        if version is None:
-            version = self._versions[message.step] = Version(message.step)
+        if version is None or version.turn < message.turn:
+            version = self._versions[message.step] = Version(message.step, message.turn)
             version.times.began = message.began
-        version.begun[rank] = message
+        version.begun[rank], version.at[rank] = message, message.slot
         version.gates.setdefault(rank, Gate())
         if table is None or arena is None or not is_current:
             self._give_up(version, ["Unavailable", f"rank {rank} began step {message.step} in memory that it has no more"])
             return
         version.tables[rank], version.arenas[rank], version.slots[rank] = table, arena, arena.slot(message.slot)
-        if self._newest is not None and rank in self._newest.freed and self._newest.begun[rank].slot == message.slot:
+        if self._newest is not None and rank in self._newest.freed and self._newest.at[rank] == message.slot:
             self._forget_newest()
         if version.level == FILLING and version.begun.keys() == set(self.ranks):
             self._enqueue(version)
@@ -274,9 +298,6 @@ class Engine:
         if differing_census(version.begun):
             self._give_up(version, ["Torn", "the structure of the state changed on some ranks at this step"], is_skip=True)
             return
-        if self.on_full == "coalesce":
-            for older in [v for v in self._queue if v.step < version.step]:
-                self._give_up(older, ["Unavailable", f"step {version.step} took its place"], is_skip=True)
         version.level = QUEUED
         self._queue.append(version)
         self._changed.notify_all()
@@ -288,7 +309,7 @@ class Engine:
     def _captured(self, rank: int, message: Captured) -> None:
         if (version := self._begun(rank, message.step)) is not None:
             version.captured[rank] = message
-            version.times.captured(rank, message.phases)
+            version.times.by_rank[rank] = message.phases
             version.gates[rank].come(ALL)
             self._changed.notify_all()
 
@@ -298,12 +319,20 @@ class Engine:
         return version if version is not None and rank in version.begun else None
 
     def _dropped(self, rank: int, message: Dropped) -> None:
-        version = self._versions.setdefault(message.step, Version(message.step))
+        version = self._versions.get(message.step)
+        if version is None or version.turn < message.turn:
+            version = self._versions[message.step] = Version(message.step, message.turn)
+        if version.turn > message.turn:
+            return
         self._give_up(version, message.error, message.is_skip)
+
+    def _displace(self, rank: int, message: Displace) -> None:
+        for older in [v for v in self._queue if v.step < message.step]:
+            self._give_up(older, ["Unavailable", f"step {message.step} took its place"], is_skip=True)
 
     def _give_up(self, version: Version, error: list[str], is_skip: bool = False) -> None:
         """End a version that cannot be written any more; one that is being written ends when its writer has noticed."""
-        if version.level in _OVER:
+        if version.level in OVER:
             return
         for gate in version.gates.values():
             gate.fail(error)
@@ -317,21 +346,27 @@ class Engine:
         self.counts["skipped" if version.is_skip else version.level] += 1
         if version in self._queue:
             self._queue.remove(version)
-        version.slots = {}
+        version.times.ended = time.time()
+        self._unrecorded.append(version)
+        if version.error is not None and not version.is_skip:
+            self.errors.append((version.times.ended, f"step {version.step}: {version.error[1]}"))
+        version.begun.clear()
         self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
         if version.level == DURABLE:
             self._forget_newest()
             self._newest = version
             self._free(version, [rank for rank, arena in version.arenas.items() if arena.slots == 1])
         else:
+            version.slots.clear()
             self._free(version, self.ranks)
         for old in list(self._versions)[:-_REMEMBERED]:
-            if self._versions[old].level in _OVER:
+            if self._versions[old].level in OVER:
                 del self._versions[old]
         self._changed.notify_all()
 
     def _forget_newest(self) -> None:
         if self._newest is not None:
+            self._newest.slots.clear()
             self._free(self._newest, self.ranks)
             self._newest = None
 
@@ -341,39 +376,68 @@ class Engine:
             arena, member = version.arenas.get(rank), self._members[rank]
             if arena is not None and arena is member.arena and member.is_there and rank not in version.freed:
                 version.freed.add(rank)
-                self._tell(rank, Free(version.begun[rank].slot))
+                self._tell(rank, Free(version.at[rank]))
 
     def _write_all(self) -> None:
-        while True:
-            with self._changed:
-                while not self._queue and not self._is_closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                version = self._queue.pop(0)
-                version.level = WRITING
+        while (version := self._take()) is not None:
+            if isinstance(self._store, Marks):
+                self._store.restart()
+            error: BaseException | None = None
             try:
-                step = self._write(version)
-            except BaseException as error:
-                with self._changed:
-                    self._is_superseded = self._is_superseded or isinstance(error, Superseded)
-                    version.error = version.error or said_of(error)
-                    self._end(version)
+                version.written = self._write(version)
+            except BaseException as raised:
+                error = raised
                 if not isinstance(error, HoldfastError):
                     log.exception("writing step %d failed", version.step)
-            else:
-                with self._changed:
-                    self.written_bytes += step.commit.new_bytes
-                    self._end(version, step.attempt)
-                version.times.pruned(self.writer.prune())
+            version.times.wrote(self._store)
+            with self._changed:
+                if error is not None:
+                    self._is_superseded = self._is_superseded or isinstance(error, Superseded)
+                    version.error = version.error or said_of(error)
+                elif version.written is not None:
+                    version.error = None  # what came too late to stop it
+                    self.written_bytes += version.written.commit.new_bytes
+                    self.last_committed = version.step, time.time()
+                self._end(version, version.written.attempt if version.written is not None else 0)
+            if error is None:
+                self._prune()
+
+    def _prune(self) -> None:
+        """Remove what is not to be kept. Whatever goes wrong with it, the next version is written."""
+        try:
+            why = self.writer.prune()
+        except Exception as error:
+            log.exception("pruning failed")
+            why = f"{type(error).__name__}: {error}"
+        if why:
+            self.errors.append((time.time(), f"pruning failed, nothing was lost: {why}"))
+
+    def _take(self) -> Version | None:
+        """The next version to write, when there is one; None at the end."""
+        while True:
+            self._record()
+            with self._changed:
+                while not self._queue and not self._is_closing and not self._unrecorded:
+                    self._changed.wait()
+                if self._queue:
+                    version = self._queue.pop(0)
+                    version.level, version.times.taken = WRITING, time.time()
+                    return version
+                if self._is_closing and not self._unrecorded:
+                    return None
+
+    def _record(self) -> None:
+        """Keep the times of what is over."""
+        while self._unrecorded:
+            version = self._unrecorded.popleft()
+            for phases in (version.times.writing, *version.times.by_rank.values()):
+                for phase in phases:
+                    self.phase_seconds[phase.name] = self.phase_seconds.get(phase.name, 0.0) + phase.seconds
+            version.times.keep(self._store, version.step, self._attempt, version.error, version.is_skip, version.written)
 
     def _write(self, version: Version) -> Step:
         """Write one version, behind its copies."""
-        with self._changed:
-            taken = [
-                Taken(rank, version.tables[rank], version.begun[rank], version.slots[rank], version.gates[rank])
-                for rank in self.ranks
-            ]
+        taken = [Taken(r, version.tables[r], version.begun[r], version.slots[r], version.gates[r]) for r in self.ranks]
         contents = contents_of(taken)
         metrics = {name: value for one in reversed(taken) for name, value in one.begin.metrics.items()}
 

@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ..errors import HoldfastError, Unavailable
+from ..errors import Deadline, HoldfastError, Unavailable
 from ..run.identity import this_process
+from ..store.base import Store
 from .engine import Engine
 from .messages import VERSION, Adopt, Bye, Flush, Flushed, Hello, Joined, Message, Welcome
 from .place import socket_path, starting
@@ -46,7 +47,7 @@ class Link(Protocol):
     is_up: threading.Event
 
     def send(self, message: Message, sent: Callable[[], None] | None = None) -> None:
-        """Returns at once. `sent`: called, in a thread, when the engine has it, or will have it even if this process dies."""
+        """Returns at once. `sent` is called, in a thread, when the engine has the message, or will have it for sure."""
         ...
 
     def flush(self, seconds: float) -> bool:
@@ -63,9 +64,9 @@ class ThreadLink:
         hear: called, in threads of the engine, with what it says.
     """
 
-    def __init__(self, rank: int, writer: Writer, hear: Hear, on_full: str, store: object) -> None:
+    def __init__(self, rank: int, writer: Writer, hear: Hear, store: Store, attempt: int) -> None:
         self._rank, self._hear = rank, hear
-        self._engine = Engine((rank,), writer, self._tell, on_full, store)
+        self._engine = Engine((rank,), writer, self._tell, store, attempt)
         self._outbox: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self.is_up = threading.Event()
         self.is_up.set()
@@ -169,7 +170,7 @@ class AgentLink:
 
     def _connected(self) -> Wire:
         path = socket_path(self._url, self._node)
-        end = _reach(path) or self._start(path)
+        end = reach(path) or self._start(path)
         wire = Wire(end)
         try:
             wire.send(Hello(VERSION, self._rank, this_process(), self._attempt))
@@ -188,11 +189,11 @@ class AgentLink:
     def _start(self, path: Path) -> socket.socket:
         """Start an agent, unless somebody has meanwhile, and connect to it."""
         with starting(path):
-            if (end := _reach(path)) is not None:
+            if (end := reach(path)) is not None:
                 return end
             with listen(path) as listener:
                 _spawn(self._url, path, listener, self._idle, self._nice)
-            end = _reach(path)
+            end = reach(path)
         if end is None:
             raise Unavailable(f"the agent at {path} went away at once")
         return end
@@ -232,25 +233,41 @@ class AgentLink:
 
 
 def ask(url: str, node: str, question: Message, seconds: float) -> Message | None:
-    """Ask the agent of a run, if there is one, as no rank; None if it does not answer within so many seconds."""
+    """As `ask_for`, for what comes without descriptors."""
+    message, fds = ask_for(url, node, question, seconds)
+    for fd in fds:
+        os.close(fd)
+    return message
+
+
+def ask_for(url: str, node: str, question: Message, seconds: float) -> tuple[Message | None, list[int]]:
+    """Ask the agent of a run, if there is one, as no rank; None where there is none, or it ends.
+
+    Returns the answer, and the descriptors that came with it, which the caller owns.
+
+    Raises:
+        Deadline: it does not answer within so many seconds.
+    """
     try:
-        end = _reach(socket_path(url, node))
+        end = reach(socket_path(url, node))
     except OSError:
-        return None
+        return None, []
     if end is None:
-        return None
+        return None, []
     end.settimeout(seconds)
     wire = Wire(end)
     try:
         wire.send(question)
-        return wire.receive()[0]
+        return wire.receive()
+    except TimeoutError:
+        raise Deadline(f"the agent of {url} does not answer within {seconds:g} s: does it hang?") from None
     except OSError:
-        return None
+        return None, []
     finally:
         wire.close()
 
 
-def _reach(path: Path) -> socket.socket | None:
+def reach(path: Path) -> socket.socket | None:
     """A connection to whoever listens at `path`, with a timeout until it has answered; None where nobody does.
 
     Raises:

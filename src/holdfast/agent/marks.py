@@ -41,8 +41,11 @@ class Marks(Wrapped):
         return run()
 
     def spans(self, began: float, ended: float) -> list[tuple[str, float, float]]:
-        """(name, start, seconds) of what the time from `began` to `ended` was spent on, one after the other without a gap."""
-        ends = [("capture", self.first_write), ("write", self.sync_began), ("fsync", self.synced), ("commit", ended)]
+        """(name, start, seconds) of what the time from `began` to `ended` was spent on, one after the other without a gap.
+
+        `behind`: waiting for the first bytes of the captures.
+        """
+        ends = [("behind", self.first_write), ("write", self.sync_began), ("fsync", self.synced), ("commit", ended)]
         found, at = [], began
         for name, end in ends:
             if end > at:

@@ -11,6 +11,8 @@ import msgspec
 
 from ..format.records import Claim, Process
 from ..policy.keep import Keep
+from ..run.status import Status
+from ..run.timings import Phase
 
 VERSION = 1
 
@@ -41,7 +43,6 @@ class Adopt(msgspec.Struct, tag=True, frozen=True):
     libraries: dict[str, str]
     keep: Keep
     recycle: bool
-    on_full: str
     idle_seconds: float
 
 
@@ -119,6 +120,8 @@ class Begin(msgspec.Struct, tag=True, frozen=True):
     pin: str
     began: float
     """Unix seconds at which `step` was called."""
+    turn: int = 1
+    """How many times this step was begun: one that has failed may be begun again."""
 
 
 class Progress(msgspec.Struct, tag=True, frozen=True):
@@ -134,7 +137,7 @@ class Captured(msgspec.Struct, tag=True, frozen=True):
     step: int
     proofs: dict[str, tuple[tuple[int, ...], str]]
     """Of what others hold, too, without it being declared: holders and digest, by name."""
-    phases: list[Any] = []
+    phases: tuple[Phase, ...] = ()
 
 
 class Dropped(msgspec.Struct, tag=True, frozen=True):
@@ -143,6 +146,13 @@ class Dropped(msgspec.Struct, tag=True, frozen=True):
     step: int
     error: list[str]
     is_skip: bool = False
+    turn: int = 1
+
+
+class Displace(msgspec.Struct, tag=True, frozen=True):
+    """A newer step needs memory: what is not being written yet is dropped for it."""
+
+    step: int
 
 
 class Outcome(msgspec.Struct, tag=True, frozen=True):
@@ -192,7 +202,23 @@ class Stop(msgspec.Struct, tag=True, frozen=True):
 class Told(msgspec.Struct, tag=True, frozen=True):
     """The agent's status; see run/status.py."""
 
-    status: Any
+    status: Status
+
+
+class Recall(msgspec.Struct, tag=True, frozen=True):
+    """Who begins anew asks for what is still in memory."""
+
+
+class Recalled(msgspec.Struct, tag=True, frozen=True):
+    """The newest durable step whose bytes are in memory; `step` is -1 where there is none. The descriptors come with it."""
+
+    step: int
+    attempt: int = 0
+    tables: list[Table] = []
+    slots: list[int] = []
+    """Of each arena, in the order of the descriptors: which slot it is in."""
+    shapes: list[tuple[int, int]] = []
+    """Slots and bytes of a slot of each arena."""
 
 
 Message = (
@@ -208,6 +234,7 @@ Message = (
     | Progress
     | Captured
     | Dropped
+    | Displace
     | Outcome
     | Free
     | Flush
@@ -216,4 +243,6 @@ Message = (
     | Ask
     | Stop
     | Told
+    | Recall
+    | Recalled
 )

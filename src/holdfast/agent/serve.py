@@ -10,18 +10,17 @@ import argparse
 import contextlib
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..errors import HoldfastError
 from ..run.identity import this_process
 from ..run.session import Session
+from ..run.status import Status
 from ..store.locate import open_store
 from .engine import Engine
 from .gate import said_of
@@ -37,11 +36,14 @@ from .messages import (
     Joined,
     Message,
     Outcome,
+    Recall,
+    Recalled,
     Stop,
     Told,
     Welcome,
 )  # fmt: skip
 from .place import starting
+from .status import status_of_engine
 from .wire import Wire, peer_uid
 from .writer import SessionWriter
 
@@ -54,12 +56,13 @@ _ADOPT_FLUSH_SECONDS = 600.0
 class Agent:
     """Args:
     listener: a bound socket, listening. path: its name, removed at the end. url: of the run. idle: seconds.
+    stays: it does not end with the job.
     """
 
-    def __init__(self, listener: socket.socket, path: Path, url: str, idle: float) -> None:
+    def __init__(self, listener: socket.socket, path: Path, url: str, idle: float, stays: bool) -> None:
         self._listener, self._path, self.url = listener, path, url
         self._inode = os.stat(path).st_ino
-        self._idle = idle
+        self._idle, self._stays = idle, stays
         self._store = Marks(open_store(url))
         self._engine: Engine | None = None
         self._adopted: Adopt | None = None
@@ -71,7 +74,7 @@ class Agent:
         self._connections = 0
         self._alone_since = time.monotonic()
         self._is_ending = threading.Event()
-        self.began = time.time()
+        self._began = time.time()
 
     def run(self) -> None:
         """Serve until the end."""
@@ -99,7 +102,7 @@ class Agent:
             is_idle = not self._connections and time.monotonic() - self._alone_since >= self._idle
             attempt = self._adopted.claim.attempt if self._adopted is not None else 0
             came = {rank for rank, hello in self._hellos.items() if hello.attempt >= attempt}
-            is_done = bool(came) and not self._ranks and self._left >= came
+            is_done = bool(came) and not self._ranks and self._left >= came and not self._stays
         return is_idle or is_done or self._is_ending.is_set()
 
     def _end(self) -> None:
@@ -168,10 +171,31 @@ class Agent:
         elif isinstance(message, Flush):
             is_done = self._engine.flush(message.seconds) if self._engine is not None else True
             wire.send(Flushed(is_done))
+        elif isinstance(message, Recall):
+            self._recall(wire)
         elif isinstance(message, Stop):
             is_done = self._engine.flush(_LAST_FLUSH_SECONDS) if self._engine is not None else True
             wire.send(Flushed(is_done))
             self.stop()
+
+    def _recall(self, wire: Wire) -> None:
+        held = self._engine.held() if self._engine is not None else None
+        if held is None:
+            wire.send(Recalled(-1))
+            return
+        version, arenas = held
+        ranks = sorted(arenas)
+        attempt = version.written.attempt if version.written is not None else 0
+        wire.send(
+            Recalled(
+                version.step,
+                attempt,
+                [version.tables[rank] for rank in ranks],
+                [version.at[rank] for rank in ranks],
+                [(arenas[rank].slots, arenas[rank].slot_bytes) for rank in ranks],
+            ),
+            [arenas[rank].fd for rank in ranks],
+        )
 
     def _hear(self, wire: Wire, rank: int, message: Message) -> None:
         if isinstance(message, Adopt):
@@ -209,8 +233,8 @@ class Agent:
             for rank in arenas.keys() - set(message.ranks):
                 arenas.pop(rank).close()
             with self._lock:
-                self._idle = message.idle_seconds
-                self._engine = Engine(message.ranks, writer, self._tell, message.on_full, self._store, arenas)
+                self._idle = self._idle if self._stays else message.idle_seconds
+                self._engine = Engine(message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas)
                 self._adopted = message
             for rank in message.ranks:
                 self._tell(rank, Joined(message.claim.attempt), ())
@@ -222,40 +246,41 @@ class Agent:
             with contextlib.suppress(OSError):  # it is gone; its thread notices
                 wire.send(message, fds)
 
-    def status(self) -> Any:
-        """How things are, as plain containers."""
-        engine, usage = self._engine, resource.getrusage(resource.RUSAGE_SELF)
+    def status(self) -> Status:
+        """How things are."""
         with self._lock:
-            ranks = [[rank, hello.process.pid, rank in self._ranks] for rank, hello in sorted(self._hellos.items())]
-        return {
-            "pid": os.getpid(), "began": self.began, "run": self.url, "ranks": ranks, "peak_rss": usage.ru_maxrss << 10,
-            "attempt": self._adopted.claim.attempt if self._adopted else 0,
-            "arena_bytes": engine.arena_bytes if engine else 0,
-            "counts": dict(engine.counts) if engine else {},
-            "written_bytes": engine.written_bytes if engine else 0,
-            "versions": [[v.step, v.level, v.error] for v in engine.versions] if engine else [],
-        }  # fmt: skip
+            pids = {rank: (hello.process.pid, rank in self._ranks) for rank, hello in self._hellos.items()}
+            attempt = self._adopted.claim.attempt if self._adopted else 0
+        return status_of_engine(self._engine, self.url, attempt, self._began, pids)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve on a socket that is inherited, or made here."""
-    parser = argparse.ArgumentParser(prog="holdfast agent serve")
+    """Serve on a socket that is inherited: what a rank starts."""
+    parser = argparse.ArgumentParser(prog="holdfast.agent.serve")
     parser.add_argument("run")
-    parser.add_argument("--fd", type=int)
+    parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--socket", required=True)
     parser.add_argument("--idle", type=float, default=600.0)
     parser.add_argument("--nice", type=int, default=5)
     given = parser.parse_args(argv)
+    serve(socket.socket(fileno=given.fd), Path(given.socket), given.run, given.idle, given.nice, stays=False)
+    return 0
+
+
+def serve(listener: socket.socket, path: Path, url: str, idle: float, nice: int, *, stays: bool) -> None:
+    """Be the agent of a run until it is over.
+
+    Args:
+        stays: do not end with the job, only when told to, or idle.
+    """
     where = os.environ.get("HOLDFAST_AGENT_LOG")
     logging.basicConfig(filename=where, level=logging.INFO if where else logging.CRITICAL, format="%(asctime)s %(message)s")
     with contextlib.suppress(OSError):
-        os.nice(given.nice)
-    listener = socket.socket(fileno=given.fd) if given.fd is not None else listen(Path(given.socket))
-    agent = Agent(listener, Path(given.socket), given.run, given.idle)
+        os.nice(nice)
+    agent = Agent(listener, path, url, idle, stays)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()
-    return 0
 
 
 def listen(path: Path) -> socket.socket:

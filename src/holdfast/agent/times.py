@@ -1,9 +1,19 @@
-"""What the time of one save went into, on the ranks and at the writer."""
+"""What the time of one save went into, on the ranks and at the writer; kept in the run when it is over."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
 from dataclasses import dataclass, field
-from typing import Any
+
+from ..errors import HoldfastError
+from ..run.history import Step
+from ..run.timings import AGENT, COMMITTED, FAILED, SKIPPED, Phase, RankPhases, SaveTimes, keep_times
+from ..store.base import Store
+from .marks import Marks
+
+log = logging.getLogger("holdfast")
 
 
 @dataclass
@@ -11,15 +21,32 @@ class Times:
     """Of one version.
 
     Attributes:
-        began: unix seconds at which the first rank's `step` was called.
-        by_rank: what each rank has told of its capture: [name, start, seconds, bytes, lane] each.
+        began, taken, ended: unix seconds at which the first rank's `step` was called, the writer took it, it was over.
+        by_rank: what each rank has told of its capture. writing: what the writer did.
     """
 
     began: float = 0.0
-    by_rank: dict[int, list[Any]] = field(default_factory=dict)
+    taken: float = 0.0
+    ended: float = 0.0
+    by_rank: dict[int, tuple[Phase, ...]] = field(default_factory=dict)
+    writing: tuple[Phase, ...] = ()
 
-    def captured(self, rank: int, phases: list[Any]) -> None:
-        self.by_rank[rank] = phases
+    def wrote(self, store: Store) -> None:
+        """Note what the writer did, as the store has seen it."""
+        now = time.time()
+        before = [Phase("wait", self.began, max(0.0, self.taken - self.began))] if self.began else []
+        spans = store.spans(self.taken, now) if isinstance(store, Marks) else [("write", self.taken, max(0.0, now - self.taken))]
+        nbytes = store.nbytes if isinstance(store, Marks) else 0
+        self.writing = (*before, *(Phase(name, at, seconds, nbytes if name == "write" else 0) for name, at, seconds in spans))
 
-    def pruned(self, why: str) -> None:
-        pass
+    def keep(self, store: Store, number: int, attempt: int, error: list[str] | None, is_skip: bool, step: Step | None) -> None:
+        """Write the record. That it cannot be written is no harm to anything."""
+        outcome = COMMITTED if error is None else SKIPPED if is_skip else FAILED
+        ranks = [RankPhases(rank, "", phases) for rank, phases in sorted(self.by_rank.items())]
+        record = SaveTimes(
+            step=number, attempt=attempt, outcome=outcome, reason=error[1] if error else "", began=self.began or self.ended,
+            ended=max(self.ended, self.began), raw_bytes=step.commit.raw_bytes if step else 0,
+            new_bytes=step.commit.new_bytes if step else 0, ranks=(RankPhases(AGENT, "", self.writing), *ranks),
+        )  # fmt: skip
+        with contextlib.suppress(HoldfastError, OSError):
+            keep_times(store, record)

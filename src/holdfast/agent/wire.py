@@ -15,6 +15,7 @@ from .messages import Message
 
 _HEADER = struct.Struct("<q")
 _LONGEST = 1 << 30
+_MOST_FDS = 64
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 
@@ -49,7 +50,7 @@ class Wire:
         Raises:
             ConnectionError: the other end is gone, or does not speak this language.
         """
-        data, fds, _, _ = socket.recv_fds(self._end, _HEADER.size, 1)
+        data, fds, _, _ = socket.recv_fds(self._end, _HEADER.size, _MOST_FDS)
         try:
             if not data:
                 raise ConnectionResetError("the connection was closed")

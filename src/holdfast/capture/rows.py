@@ -68,6 +68,18 @@ class Row:
     """Views of the first, the middle and the last of them."""
 
     def __post_init__(self) -> None:
+        self._see()
+
+    def renew(self, source: Source) -> bool:
+        """Take another source of the same bytes; whether it shows the same memory, so that what was proved of it stands."""
+        before, self.source = memory_of(self.tensor), source
+        self._see()
+        is_same = before == memory_of(self.tensor) != 0
+        if not is_same:
+            self.trust = Trust.UNPROVEN
+        return is_same
+
+    def _see(self) -> None:
         view = getattr(self.source, "view", None)
         self.bytes = None if view is None else view(0, self.nbytes)
         if self.bytes is not None:
@@ -120,14 +132,14 @@ def rows_of(contents: Contents, plan: Plan | None, optimizers: Sequence[torch.op
     held = _held(contents, plan)
     owners = _owners(optimizers)
     order = file_order([dtype(contents.tensors[position].dtype).itemsize for position, _, _ in held]).tolist()
-    trust = {} if known is None else {(row.name, row.at, row.nbytes, _memory(row.tensor)): row.trust for row in known.rows}
+    trust = {} if known is None else {(row.name, row.at, row.nbytes, memory_of(row.tensor)): row.trust for row in known.rows}
     rows, at = [], 0
     for number in order:
         position, share, source = held[number]
         item = contents.tensors[position]
         row = Row(item.name, position, share, source, at, source.nbytes, 0)
-        row.owner = owners.get(_memory(row.tensor), 0)
-        row.trust = trust.get((row.name, row.at, row.nbytes, _memory(row.tensor)), Trust.UNPROVEN)
+        row.owner = owners.get(memory_of(row.tensor), 0)
+        row.trust = trust.get((row.name, row.at, row.nbytes, memory_of(row.tensor)), Trust.UNPROVEN)
         rows.append(row)
         at += source.nbytes
     turn = {id(optimizer): number for number, optimizer in enumerate(optimizers)}
@@ -147,7 +159,7 @@ def _replicas(contents: Contents, plan: Plan | None, owners: dict[int, int]) -> 
         source = contents.tensors[position].source
         assert source is not None
         row = Row(holding.name, position, None, source, -1, source.nbytes, 0)
-        row.owner = owners.get(_memory(row.tensor), 0)
+        row.owner = owners.get(memory_of(row.tensor), 0)
         found.append(Replica(holding.name, holding.holders, row))
     return found
 
@@ -199,10 +211,11 @@ def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
                 values = optimizer.state[parameter].values() if parameter in optimizer.state else ()
                 for value in (parameter, *values):
                     if isinstance(value, torch.Tensor):
-                        found[_memory(getattr(value, "_local_tensor", value))] = id(optimizer)
+                        found[memory_of(getattr(value, "_local_tensor", value))] = id(optimizer)
     found.pop(0, None)
     return found
 
 
-def _memory(tensor: torch.Tensor | None) -> int:
+def memory_of(tensor: torch.Tensor | None) -> int:
+    """The address of a tensor's storage; 0 where there is none."""
     return 0 if tensor is None else tensor.untyped_storage().data_ptr()

@@ -26,6 +26,7 @@ from ..agent.messages import (
     Begin,
     Captured,
     Common,
+    Displace,
     Dropped,
     Free,
     Memory,
@@ -43,6 +44,7 @@ from ..run.census import Common as Shared
 from ..run.contents import Contents
 from ..run.shares import plan, share_of, structure_of
 from ..run.team import error_of
+from ..run.timings import TRAINER, Phase
 from ..state import State
 from . import barrier
 from .rows import Rows, rows_of
@@ -52,6 +54,8 @@ from .view import Look, View
 log = logging.getLogger("holdfast")
 _READY_SECONDS = 60.0
 """How long the first save, or the first one of another structure, waits for its memory."""
+_DISPLACE_SECONDS = 0.1
+"""How long a save waits for what it displaces; it takes a message and its answer."""
 _LATE_SECONDS = 0.5
 """How long a rank waits for the word that a slot is free, which other ranks have heard already."""
 
@@ -66,6 +70,8 @@ class Orders:
     pin: str = ""
     may_wait: bool = False
     """Until memory is free; else the save is left out then."""
+    displaces: bool = False
+    """What is not being written yet makes room for it."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +143,11 @@ class Saver:
         """By slot."""
         self._handles: dict[int, tuple[Handle, float]] = {}
         """By step: those that are under way, and when they began."""
+        self._turns: dict[int, int] = {}
+        """How many times a step was begun; the last one only."""
         self._problems: list[HoldfastError] = []
         """For the trainer's next call."""
+        self._durations: list[float] = []
         self._fatal: HoldfastError | None = None
         self._turn = 0
         self.last_durable: tuple[int, float] | None = None
@@ -185,6 +194,7 @@ class Saver:
             Unsupported: something has no stored form.  DoesNotFit.  Deadline: there was no memory in time.
         """
         start, wall = time.monotonic(), time.time()
+        self._turns = {orders.step: self._turns.get(orders.step, 0) + 1}
         look = self._view.look()
         self._contents = look.contents
         place = self._place(orders, look, start)
@@ -192,21 +202,23 @@ class Saver:
             self.skipped += 1
             return None
         rows, slot = place.rows, place.slot
-        self._renew(rows, look)
+        at_once = self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
-            old.retire()
             barrier.unwatch(old)
+            old.release()
+        turn = self._turns.get(orders.step, 1)
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
-        shot = Shot(rows, look.fresh, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
+        shot = Shot(rows, at_once, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
         self._turn += 1
         self._shots[slot] = shot
         barrier.watch(shot)
         values, roles = look.contents.values, look.contents.roles
-        begin = Begin(step, slot, place.table, place.census, values, roles, orders.metrics, orders.refer, orders.pin, wall)
+        begin = Begin(step, slot, place.table, place.census, values, roles, orders.metrics, orders.refer, orders.pin, wall, turn)
         self._work.put((shot, handle, begin))  # last: a thread that wakes takes the interpreter's lock
         shot.finish_at_once()
+        shot.call_seconds = time.monotonic() - start
         return handle
 
     def hold(self) -> None:
@@ -228,6 +240,12 @@ class Saver:
             if self._fatal is not None:
                 raise self._fatal
             found, self._problems = self._problems, []
+        return found
+
+    def durations(self) -> list[float]:
+        """Seconds from the call to durable of what has become so since this was asked last."""
+        with self._lock:
+            found, self._durations = self._durations, []
         return found
 
     def drain(self, seconds: float) -> None:
@@ -252,6 +270,7 @@ class Saver:
         self._copier.join(seconds)
         for shot in self._shots.values():
             barrier.unwatch(shot)
+            shot.release()
         self.link.close(seconds)
         self._shots.clear()
         if self._arena is not None:
@@ -366,6 +385,8 @@ class Saver:
             if found is not None:
                 handle, began = found
                 self.last_durable = (message.step, began)
+                with self._lock:
+                    self._durations.append(time.monotonic() - began)
                 handle.reach(DURABLE)
                 self._handles.pop(message.step, None)
             return
@@ -394,6 +415,10 @@ class Saver:
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
+        if orders.displaces and not self._free and self._is_ready:
+            self.link.send(Displace(orders.step))
+            with self._lock:
+                self._lock.wait_for(lambda: self._free or not self._is_ready, _DISPLACE_SECONDS)
         # where all wait there is nothing to agree on, and the answer about this step may be there: that it was left out
         if not orders.may_wait and not self._agree(orders.step, self._is_ready and bool(self._free)):
             self._check_present(orders)
@@ -407,7 +432,7 @@ class Saver:
             if self._free and self._is_ready:
                 self._has_saved = True
                 return self._take_place()
-        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True))
+        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True, self._turns[orders.step]))
         if orders.may_wait:
             raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
         self._check_present(orders)
@@ -450,20 +475,20 @@ class Saver:
     def _is_ready(self) -> bool:
         return self._number > 0 and self._ready == self._number
 
-    def _renew(self, rows: Rows, look: Look) -> None:
-        """Give rows that only this look knows their sources."""
-        if not look.fresh:
-            return
+    def _renew(self, rows: Rows, look: Look) -> list[int]:
+        """Give rows that only this look knows their sources; returns the positions of those that must be copied at once."""
+        at_once = []
         fresh = set(look.fresh)
-        for row in rows.rows:
-            if row.position in fresh:
-                item = look.contents.tensors[row.position]
-                source = item.source if row.share is None else share_of(item, row.share).source
-                assert source is not None
-                row.source = source
-        for replica in rows.replicas:
-            if replica.row.position in fresh and (source := look.contents.tensors[replica.row.position].source) is not None:
-                replica.row.source = source
+        for row in (*rows.rows, *(replica.row for replica in rows.replicas)) if fresh else ():
+            if row.position not in fresh:
+                continue
+            item = look.contents.tensors[row.position]
+            source = item.source if row.share is None else share_of(item, row.share).source
+            assert source is not None
+            is_same = row.renew(source)
+            if not is_same or item.role not in look.stable:
+                at_once.append(row.position)
+        return at_once
 
     def _copy_all(self) -> None:
         while (work := self._work.get()) is not None:
@@ -473,10 +498,18 @@ class Saver:
             try:
                 shot.check()
             except HoldfastError as error:
-                self.link.send(Dropped(handle.step, said_of(error)))
+                self.link.send(Dropped(handle.step, said_of(error), turn=begin.turn))
                 self._fail(handle.step, error)
                 continue
-            now = time.time()
-            nbytes = shot.nbytes
-            phases = [["capture", begin.began, now - begin.began, nbytes, "trainer"]]
+            phases = self._phases(shot, begin)
             self.link.send(Captured(handle.step, shot.proofs, phases), partial(handle.reach, CAPTURED))
+
+    def _phases(self, shot: Shot, begin: Begin) -> tuple[Phase, ...]:
+        """What a capture that has just ended took, and for how long it held up training."""
+        now = time.time()
+        held = shot.held_seconds
+        return (
+            Phase("capture", begin.began, max(0.0, now - begin.began), shot.nbytes),
+            Phase("step", begin.began, shot.call_seconds, 0, TRAINER),
+            Phase("barrier", max(begin.began, now - held), held, 0, TRAINER),
+        )

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..agent.arena import Bytes
 from ..errors import HoldfastError, Torn
 from ..format.digest import digest
@@ -38,7 +40,8 @@ class _Job:
 
 class Shot:
     """Args:
-    rows: what to copy. fresh: positions of what only this look knows. slot: where the bytes go. turn: rotates the sample.
+    rows: what to copy. fresh: positions of what must be copied at once, as only this look knows it. slot: where the bytes go.
+    turn: rotates the sample.
     told: called, in whatever thread, with the number of rows that are complete, from the first on without a gap.
     """
 
@@ -59,8 +62,9 @@ class Shot:
         self.proofs: dict[str, tuple[tuple[int, ...], str]] = {}
         """Holders and digest of each replica."""
         self.error: HoldfastError | None = None
-        self.held_seconds = 0.0
-        """How long optimizers have waited for it."""
+        self._held_seconds = self._holding_since = 0.0
+        self.call_seconds = 0.0
+        """Of the call of `step`, when it has returned."""
         self._begin(rows, set(fresh), turn)
 
     def _begin(self, rows: Rows, fresh: set[int], turn: int) -> None:
@@ -106,13 +110,22 @@ class Shot:
         if not self._left and not self._audit and not self._replicas:
             return
         start = time.perf_counter()
+        self._holding_since = self._holding_since or start
         self._drain(list(self._jobs) if optimizer is None else [optimizer, UNOWNED, AT_ONCE])
         self._prove(optimizer)
-        self.held_seconds += time.perf_counter() - start
+        self._held_seconds += time.perf_counter() - start
+        self._holding_since = 0.0
 
-    def retire(self) -> None:
-        """Prove nothing more: the slot is about to be filled again."""
+    @property
+    def held_seconds(self) -> float:
+        """How long optimizers have waited for it so far."""
+        since = self._holding_since
+        return self._held_seconds + (time.perf_counter() - since if since else 0.0)
+
+    def release(self) -> None:
+        """Prove nothing more, and let go of the slot, which is about to be filled again. All must be copied."""
         self._audit, self._replicas = [], []
+        self._slot = np.empty(0, np.uint8)
 
     def give_up(self, error: HoldfastError) -> None:
         """Copy no more, and have nobody wait."""

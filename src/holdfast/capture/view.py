@@ -16,12 +16,14 @@ class Look:
 
     Attributes:
         contents: with sources that read the live tensors. fresh: by position in `contents.tensors`, those that were made for this
-            look, so that only it knows them. is_new: the structure is not that of the look before.
+            look, so that only it knows them. is_new: the structure is not that of the look before. stable: roles whose tensors
+            may be copied in the background, though they are fresh.
     """
 
     contents: Contents
     fresh: tuple[int, ...]
     is_new: bool
+    stable: frozenset[str] = frozenset()
 
 
 class View:
@@ -54,7 +56,7 @@ class View:
         ):
             found = self._again(self._live, self._known)
             if found is not None:
-                return Look(found, tuple(self._at.values()), False)
+                return Look(found, tuple(self._at.values()), False, frozenset(self._live.stable))
         live = self._state.live(ranks=self._ranks)
         known = contents_of(live)
         changing = Live(rank=live.rank, ranks=live.ranks, rules=live.rules)
@@ -64,7 +66,7 @@ class View:
         self._at = {name: position[name] for name in changing.tensors}
         self._signature, self._live = signature(parts, live.plain), live
         self._known = known
-        return Look(known, tuple(self._at.values()), True)
+        return Look(known, tuple(self._at.values()), True, frozenset(live.stable))
 
     def forget(self) -> None:
         """Take everything apart at the next look."""

@@ -18,7 +18,22 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import HoldfastError
 from ..version import VERSION
 
-COMMANDS = ("ls", "inspect", "verify", "diff", "export", "cp", "rollback", "pin", "prune", "doctor", "report", "top", "demo")
+COMMANDS = (
+    "ls",
+    "inspect",
+    "verify",
+    "diff",
+    "export",
+    "cp",
+    "rollback",
+    "pin",
+    "prune",
+    "doctor",
+    "report",
+    "top",
+    "agent",
+    "demo",
+)
 """Each is a module of this package with a function of the same name, which returns the exit code."""
 
 FAILED, USAGE, UNAVAILABLE, NO_SPACE, INTERRUPTED = 1, 2, 7, 8, 130

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -45,14 +44,10 @@ def top(
 
 
 def _agent_of() -> Ask:
-    """What asks an agent; in an installation without agents, what finds none."""
-    try:
-        client = importlib.import_module("..agent.client", __package__)
-    except ModuleNotFoundError as error:
-        if error.name != "holdfast.agent.client":
-            raise
-        return lambda run: None
-    return cast(Ask, client.status_of)
+    """What asks an agent."""
+    from ..agent.client import status_of
+
+    return status_of
 
 
 def _print(shown: Iterable[str | Table]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import deque
 
@@ -25,10 +26,14 @@ class Stopping:
 
     Args:
         preemption: None: nothing tells this job to stop; equal on all ranks. team: None for a process alone. name: of the run.
+    Raises:
+        ValueError: a deadline that the environment gives makes no sense.
     """
 
     def __init__(self, preemption: Preemption | None, team: Team | None, name: str) -> None:
         self._preemption, self._team, self._name = preemption, team, name
+        if preemption is not None:
+            preemption.killed_at(os.environ)  # if that makes no sense, it is told now and not in the middle of training
         self._watch: Watch | None = None
         self._register: StopRegister | None = None
         self._topic = ""
@@ -93,7 +98,7 @@ class Stopping:
 
     def forecast(self, nbytes: int = 0) -> Forecast | None:
         """What the next save will take, by what this rank has seen."""
-        return forecast(self._past, nbytes)
+        return forecast(tuple(self._past), nbytes)
 
     def refusal(self, step: int, last_good: int | None, nbytes: int = 0, endangers: bool = False) -> str:
         """Why the save of `step` must not begin any more; empty if it may. The same on all ranks: the first to ask decides.

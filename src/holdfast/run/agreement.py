@@ -125,9 +125,9 @@ class StopRegister:
     """From which of their calls on the ranks of a team stop; all of them at the same one.
 
     Why all get the same answer at the same call. The register says "clear up to call c", and c only grows, or "stop from c + 1
-    on", which is final. A rank answers call n with no only when it has seen c >= n, and with yes only when it has seen a stop at n or
-    before. Both cannot be: a stop lies beyond every c that the register ever had, and after a stop c does not grow. And each
-    call is answered: a rank that finds neither sets one of both itself.
+    on", which is final. A rank answers call n with no only when it has seen c >= n, and with yes only when it has seen a stop
+    at n or before. Both cannot be: a stop lies beyond every c that the register ever had, and after a stop c does not grow.
+    And each call is answered: a rank that finds neither sets one of both itself.
 
     A rank that wants to stop when others have passed its call already answers no, and sets the stop to the first call that
     nobody has passed. It needs no luck for that: only one rank can be first at that call, and everybody reads its change.
