@@ -1,6 +1,6 @@
 """A job that saves in the background and is killed: its state at each step is known, and it tells what it was promised.
 
-All arithmetic is on whole numbers that float32 holds exactly: parameters are `base - weight * n * (n + 1) / 2` after step n, and
+All arithmetic is on whole numbers that float64 holds exactly: parameters are `base - weight * n * (n + 1) / 2` after step n, and
 momenta `weight * n`. So each element is another one at each step, and a mixture of two steps shows.
 """
 
@@ -14,7 +14,7 @@ import random
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from torch.distributed.tensor import DTensor
 import holdfast
 from holdfast.handle import CAPTURED, DURABLE, Handle
 
-SHAPES = {"rows": (67, 8192), "plain": (40_961,), "bias": (3,)}
+SHAPES = {"rows": (67, 4096), "plain": (20_481,), "bias": (3,)}
 """`rows` is sharded over the ranks, which no number of them from 2 to 4 divides; the others are whole on each."""
-MOST_STEPS = 3000
-"""Then float32 would round."""
+FOR_EVER = 1_000_000
+"""More steps than any life has; float64 still has their numbers."""
 
 
 def live_here(agents: Path) -> None:
@@ -43,8 +43,8 @@ def whole(name: str, step: int, scale: int = 1) -> tuple[torch.Tensor, torch.Ten
     """A parameter and its momentum after `step`."""
     shape = (SHAPES[name][0] * scale, *SHAPES[name][1:])
     index = torch.arange(torch.Size(shape).numel()).view(shape)
-    weight = (1 + index % 3).float()
-    return (index % 1000).float() - weight * (step * (step + 1) // 2), weight * step
+    weight = (1 + index % 3).double()
+    return (index % 1000).double() - weight * (step * (step + 1) // 2), weight * step
 
 
 class Job:
@@ -128,7 +128,7 @@ def telling(handles: queue.SimpleQueue[Handle | None], level: str, told: Diary) 
     thread.join()
 
 
-def train(run: Path, diary: Path, agents: Path, seed: int, most: int = MOST_STEPS, idle: float = 60.0) -> None:
+def train(run: Path, diary: Path, agents: Path, seed: int, most: int = FOR_EVER, idle: float = 60.0) -> None:
     """One life of the job on a rank: resume, check, and save each step in the background, until `most` steps are done.
 
     Tells: resumed and wrong; step, before each call of `step` that may save; captured, durable or lost of each save; warned.
@@ -139,10 +139,19 @@ def train(run: Path, diary: Path, agents: Path, seed: int, most: int = MOST_STEP
     handles: tuple[queue.SimpleQueue[Any], queue.SimpleQueue[Any]] = queue.SimpleQueue(), queue.SimpleQueue()
     warnings.simplefilter("always")
     warnings.showwarning = lambda message, *_: told.tell(warned=str(message))  # type: ignore[assignment]
+    try:
+        with telling(handles[0], CAPTURED, told), telling(handles[1], DURABLE, told):
+            _train(run, told, handles, rng, most, idle)
+    except Exception as error:
+        told.tell(crashed=f"{type(error).__name__}: {error}")
+        raise
+
+
+def _train(run: Path, told: Diary, handles: Sequence[queue.SimpleQueue[Any]], rng: random.Random, most: int, idle: float) -> None:
     job = Job()
-    with telling(handles[0], CAPTURED, told), telling(handles[1], DURABLE, told), holdfast.Checkpointer(
+    with holdfast.Checkpointer(
         run, job.state, save=holdfast.Every(steps=1), keep=holdfast.Keep(last=2), agent=holdfast.Agent(idle=idle)
-    ) as ckpt:  # fmt: skip
+    ) as ckpt:
         step = ckpt.resume()
         told.tell(resumed=step, wrong=job.wrong(step))
         for _ in range(most):

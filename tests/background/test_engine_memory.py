@@ -153,7 +153,7 @@ def test_a_step_that_one_rank_has_dropped_ends_without_harm_to_the_line_of_the_o
     job.await_level(2, DURABLE)
     assert job.stored(2, "r0") == job.stored(2, "r1") == [2.0]
     outcomes = [(m.step, m.error is None) for m in job.told[1] if isinstance(m, Outcome)]
-    assert outcomes == [(1, False), (2, True)]
+    assert outcomes == [(1, False), (1, False), (2, True)], "told when it was dropped, and again as it may not have known of it"
 
 
 def test_a_rank_that_comes_back_to_the_same_engine_saves_again_in_memory_of_its_own(ranks: Callable[[int], Ranks]) -> None:
@@ -174,3 +174,20 @@ def test_a_rank_that_comes_back_to_the_same_engine_saves_again_in_memory_of_its_
         job.captured(rank, 2)
     job.await_level(2, DURABLE)
     assert [job.stored(step, "r1") for step in (1, 2)] == [[1.0], [2.0]]
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_step_that_a_rank_begins_after_or_before_the_others_have_passed_it_ends(
+    ranks: Callable[[int], Ranks], late: bool
+) -> None:
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+    for rank, step in ((0, 2), (1, 1)) if late else ((1, 1), (0, 2)):
+        job.begin(rank, step, 0, 1)
+    assert job.levels()[1] == FAILED
+    assert job.free_slots(1) == [0]
+    job.begin(1, 2, 1, 1)
+    for rank in (0, 1):
+        job.captured(rank, 2)
+    job.await_level(2, DURABLE)

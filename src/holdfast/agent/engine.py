@@ -75,6 +75,8 @@ class Rank:
     arena: Arena | None = None
     tables: dict[int, tuple[Table, Arena]] = field(default_factory=dict)
     """By number, the last ones, with the arena that was given for each: a capture may have begun before the newest."""
+    last_step: int = -1
+    """That it has begun; it will begin none before it any more."""
     is_there: bool = True
 
 
@@ -161,10 +163,7 @@ class Engine:
         """
         until = time.monotonic() + seconds
         with self._changed:
-            for version in [v for v in self._versions.values() if v.level == FILLING]:
-                absent = [rank for rank in self.ranks if rank not in version.begun and not self._members[rank].is_there]
-                if absent:
-                    self._give_up(version, ["Unavailable", f"rank {absent[0]} is gone, and never began step {version.step}"])
+            self._give_up_what_will_not_be_begun()
             while any(v.level not in OVER for v in self._versions.values()):
                 left = until - time.monotonic()
                 if left <= 0:
@@ -283,7 +282,10 @@ class Engine:
         member, version = self._members[rank], self._versions.get(message.step)
         table, arena = member.tables.get(message.table, (None, None))
         is_current = arena is not None and arena is member.arena
-        if version is not None and version.level in OVER and version.turn >= message.turn:  # another rank has dropped it already
+        member.last_step = max(member.last_step, message.step)
+        if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
+            if version.turn == message.turn:  # maybe before this rank knew of it
+                self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
@@ -300,6 +302,19 @@ class Engine:
             self._forget_newest()
         if version.level == FILLING and version.begun.keys() == set(self.ranks):
             self._enqueue(version)
+        self._give_up_what_will_not_be_begun()
+
+    def _give_up_what_will_not_be_begun(self) -> None:
+        """A rank is gone; or one that was late begins with this engine what the others began with one that is gone."""
+        for version in [v for v in self._versions.values() if v.level == FILLING]:
+            for rank, member in self._members.items():
+                if rank in version.begun:
+                    continue
+                if not member.is_there:
+                    self._give_up(version, ["Unavailable", f"rank {rank} is gone, and never began step {version.step}"])
+                elif member.last_step > version.step:
+                    text = f"rank {rank} went on to step {member.last_step}, and never began step {version.step}"
+                    self._give_up(version, ["Unavailable", text])
 
     def _enqueue(self, version: Version) -> None:
         if differing_census(version.begun):

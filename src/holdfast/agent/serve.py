@@ -101,8 +101,9 @@ class Agent:
     def _is_over(self) -> bool:
         with self._lock:
             is_idle = not self._connections and time.monotonic() - self._alone_since >= self._idle
-            is_done = self._adopted is not None and not self._ranks and self._left >= set(self._adopted.ranks)
-            is_done = is_done and not self._stays
+            attempt = self._adopted.claim.attempt if self._adopted is not None else 0
+            came = {rank for rank, hello in self._hellos.items() if hello.attempt >= attempt}
+            is_done = bool(came) and not self._ranks and self._left >= came and not self._stays
         return is_idle or is_done or self._is_ending.is_set()
 
     def _end(self) -> None:
@@ -159,7 +160,9 @@ class Agent:
             engine.leave(message.rank)
         if message.attempt == adopted.claim.attempt:
             engine.join(message.rank)
-        wire.send(Joined(adopted.claim.attempt))
+        self._tell(
+            message.rank, Joined(adopted.claim.attempt), ()
+        )  # it may have left again: then its goodbye is still to be read
         return message.rank
 
     def _answer(self, wire: Wire, message: Message) -> None:
@@ -234,10 +237,8 @@ class Agent:
                 self._idle = self._idle if self._stays else message.idle_seconds
                 self._engine = Engine(message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas)
                 self._adopted = message
-                present = [(rank, self._ranks[rank]) for rank in message.ranks if rank in self._ranks]
-            for _, other in present:
-                with contextlib.suppress(OSError):
-                    other.send(Joined(message.claim.attempt))
+            for rank in message.ranks:
+                self._tell(rank, Joined(message.claim.attempt), ())
 
     def _tell(self, rank: int, message: Message, fds: Sequence[int]) -> None:
         with self._lock:
