@@ -35,6 +35,8 @@ FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "d
 OVER = (DURABLE, FAILED)
 _REMEMBERED = 64
 _ERRORS = 16
+_UNRECORDED = 1000
+"""Times that are kept for a store that does not answer; older ones are forgotten."""
 _TABLES = 8
 
 Tell = Callable[[int, Message, Sequence[int]], None]
@@ -117,7 +119,7 @@ class Engine:
         """(unix seconds, text) of the last failures."""
         self.last_committed: tuple[int, float] | None = None
         """(step, unix seconds)."""
-        self._unrecorded: deque[Version] = deque()
+        self._unrecorded: deque[Version] = deque(maxlen=_UNRECORDED)
         self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
         self._thread.start()
 
