@@ -191,3 +191,18 @@ def test_a_step_that_a_rank_begins_after_or_before_the_others_have_passed_it_end
     for rank in (0, 1):
         job.captured(rank, 2)
     job.await_level(2, DURABLE)
+
+
+def test_a_step_that_one_rank_has_not_captured_is_never_committed(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+    for rank in (0, 1):
+        job.begin(rank, 1, 0, 1)
+    job.captured(0, 1)
+    job.await_level(1, "writing")
+    time.sleep(0.3)  # enough to write and commit what is there
+    assert job.levels() == {1: "writing"}
+    job.engine.leave(1)
+    job.await_level(1, FAILED)
+    assert holdfast.Run(tmp_path / "run").latest() is None
