@@ -20,6 +20,7 @@ from holdfast.handle import DURABLE
 from .job import Job, live_here
 from .lives import agents_in, kill, nothing_is_left, status
 
+pytestmark = pytest.mark.slow
 MEANWHILE = 60
 """Steps that are taken while the agent hangs."""
 DEADLINE = 4.0

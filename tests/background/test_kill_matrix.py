@@ -29,6 +29,7 @@ from .job import Job, live_here
 from .lives import PATIENCE_SECONDS, agents_in, kill, nothing_is_left, status, until
 
 T = TypeVar("T")
+pytestmark = pytest.mark.slow
 LAST = 3
 """The step in whose save something is killed; those before are durable by then."""
 BEFORE, BEGUN, CAPTURE_IS_OVER, WRITING, COMMITTED = "before", "during capture", "captured", "during the write", "committed"

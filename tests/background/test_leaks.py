@@ -21,6 +21,7 @@ from holdfast.handle import CAPTURED, DURABLE
 from .job import Job, live_here
 from .lives import agents_in, kill, nothing_is_left, status, until
 
+pytestmark = pytest.mark.slow
 SAVES = 100
 FIRST = 20
 """Saves after which a process is taken to have all that it needs."""

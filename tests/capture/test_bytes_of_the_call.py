@@ -18,7 +18,7 @@ from holdfast.store.local import LocalStore
 from .jobs import Job, stored
 from .stores import Gated, Slow
 
-pytestmark = pytest.mark.usefixtures("in_background")
+pytestmark = [pytest.mark.usefixtures("in_background"), pytest.mark.slow]
 ALL = holdfast.Keep(last=None)
 
 
