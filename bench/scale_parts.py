@@ -138,7 +138,7 @@ class Stage:
             grid = np.array(chunk_grid(held[n].source.nbytes), np.int64).reshape(-1, 2)
             blank = np.zeros((len(grid), 16), np.uint8)
             placed.places[held[n].key] = Placement(
-                np.zeros(len(grid)), at + grid[:, 0], grid[:, 0], grid[:, 1], grid[:, 1], blank
+                np.zeros(len(grid)), at + grid[:, 0], grid[:, 0], grid[:, 1], grid[:, 1], blank, np.zeros(len(grid), np.int64)
             )
             at += held[n].source.nbytes
         theirs = build_columns(mine, placed)

@@ -212,7 +212,7 @@ def test_by_default_the_last_three_of_every_hundred_steps_are_kept(tmp_path: Pat
     assert steps_of(tmp_path) == [400, 500, 550]
 
 
-@pytest.mark.parametrize("settings", [{"on_failure": "ignore"}, {"lose_at_most": "2h"}, {"memory": "auto"}])
+@pytest.mark.parametrize("settings", [{"on_failure": "ignore"}, {"increments": True}, {"tiers": ["/mnt"]}])
 def test_a_setting_that_does_not_exist_is_an_error_and_not_silently_left_out(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         holdfast.Checkpointer(tmp_path, Job().state, **settings)

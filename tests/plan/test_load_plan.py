@@ -68,7 +68,13 @@ def stored(draw: st.DrawFn) -> Stored:
             count = len(starts) - 1
             where = np.array([next(place) for _ in range(count)], np.int64)  # a place of its own for each chunk
             placed.places[items[-1].key] = Placement(
-                where % 3, where * 1000, starts[:-1], np.diff(starts), np.diff(starts), np.zeros((count, 16), np.uint8)
+                where % 3,
+                where * 1000,
+                starts[:-1],
+                np.diff(starts),
+                np.diff(starts),
+                np.zeros((count, 16), np.uint8),
+                np.zeros(count, np.int64),
             )
         if not boxes:
             items.append(TensorItem(name, tuple(name.split(".")), kind, shapes[name], "t", None))
@@ -175,7 +181,9 @@ def test_runs_say_where_the_wanted_elements_lie(ndim: int, data: st.DataObject) 
 def test_a_tensor_without_elements_and_a_plan_of_nothing_read_nothing() -> None:
     item = TensorItem("t.a", ("t", "a"), "float32", (0, 3), "t", Bytes(0), box=((0, 0), (0, 3)))
     nothing = np.zeros(0, np.int64)
-    placed = Placed(places={item.key: Placement(nothing, nothing, nothing, nothing, nothing, np.zeros((0, 16), np.uint8))})
+    placed = Placed(
+        places={item.key: Placement(nothing, nothing, nothing, nothing, nothing, np.zeros((0, 16), np.uint8), nothing)}
+    )
     found = with_elements(Index(build_columns([item], placed)))
     for wanted in ([], [found.want("t.a", ((0, 0), (0, 3)))]):
         plan = plan_load(found.index, wanted)
