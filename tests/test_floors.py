@@ -27,6 +27,7 @@ FLOORS: list[set[str]] = [
     {"store"},
     {"run"},
     {"policy"},
+    {"coding"},
     {"tensors", "tree", "ranks", "preemption"},
     {"sharding"},
     {"live"},
@@ -55,7 +56,7 @@ ONLY = {"testing": {"errors", "store"}}
 MAY_USE_THE_PUBLIC_NAMES = {"demo", "cli", "testing"}
 """Rooms that may say `import holdfast`: what stands on top of everything."""
 
-NEVER_TORCH = {"errors", "version", "patterns", "handle", "format", "plan", "store", "run", "agent"}
+NEVER_TORCH = {"errors", "version", "patterns", "handle", "format", "plan", "store", "run", "coding", "agent"}
 """No import of torch at all, not even inside a function."""
 
 NO_TORCH_AT_IMPORT = NEVER_TORCH | {"layout", "policy", "preemption", "address", "runs", "api", "cli"}

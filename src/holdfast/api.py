@@ -20,6 +20,7 @@ from .store.locate import open_store
 from .version import libraries
 
 if TYPE_CHECKING:
+    from .coding import Coder
     from .loading.together import Alone, Together
     from .run.contents import Contents
     from .run.joint import Joint
@@ -160,6 +161,7 @@ def save_contents(
     recycle: bool = True,
     refer: bool = True,
     best: list[str] | None = None,
+    coder: Coder | None = None,
 ) -> Handle:
     """Save what `state_contents` made under an open session; see `save`."""
     from .run.marks import check_pin_is_free
@@ -169,8 +171,9 @@ def save_contents(
         check_pin_is_free(session.store, pin)
     contents, kind = made
     done = session.save(
-        contents, step, metrics=plain_metrics(metrics), recycle=recycle, refer=refer and pin is None, best=best, kind=kind
-    )
+        contents, step,
+        metrics=plain_metrics(metrics), recycle=recycle, refer=refer and pin is None, best=best, kind=kind, coding=coder,
+    )  # fmt: skip
     if pin is not None:
         make_pin(session.store, done.ref, pin)
     return Handle(done.step, done.attempt)
@@ -200,6 +203,7 @@ def save_jointly(
     recycle: bool = True,
     refer: bool = True,
     best: list[str] | None = None,
+    coder: Coder | None = None,
 ) -> Handle:
     """Save together with the other ranks of a team; see `save`."""
     from .run.marks import check_pin_is_free
@@ -218,7 +222,7 @@ def save_jointly(
 
     done = joint.save(
         make, opened, step, seconds,
-        metrics=plain, best=best, recycle=recycle, refer=refer and pin is None,
+        metrics=plain, best=best, recycle=recycle, refer=refer and pin is None, coding=coder,
     )  # fmt: skip
     if pin is not None:
         joint.team.lead(f"pin step {step}", seconds, lambda: make_pin(joint.store, done.ref, pin))

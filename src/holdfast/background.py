@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from .agent.messages import Adopt, Flush, Flushed
 from .agent.recall import remembering
 from .agent.writer import JointWriter, SessionWriter
 from .capture.saver import Saver
+from .coding import coder_of
 from .errors import Deadline, Refused
 from .format.records import StepRef
 from .policy.durations import seconds_of
@@ -58,6 +59,7 @@ class Settings:
     agent: bool | Agent = True
     keep: Keep = field(default_factory=Keep)
     recycle: bool = True
+    coding: str | Mapping[str, str] = "raw"
     seconds: float = 600.0
     """By then a save is durable, or has failed."""
 
@@ -68,6 +70,7 @@ class Settings:
             bytes_of(self.memory, "memory")
         if not isinstance(self.agent, (bool, Agent)):
             raise ValueError(f"agent={self.agent!r}: True, False or holdfast.Agent(...)")
+        coder_of(self.coding)  # raises for what is no coding
 
 
 def is_synchronous() -> bool:
@@ -108,13 +111,13 @@ def start(
         saver.link = AgentLink(store.url, node, rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
         return saver
     writer: SessionWriter | JointWriter
-    marks = Marks(store)
+    marks, coder = Marks(store), coder_of(settings.coding)
     if team is None:
-        writer = SessionWriter(Session(marks, libraries(), claim=_held(session).claim), settings.keep, settings.recycle)
+        writer = SessionWriter(Session(marks, libraries(), claim=_held(session).claim), settings.keep, settings.recycle, coder)
     else:
         joint = Joint(Team(team.ranks, team.rank, Apart(team.board, "background/"), team.node), marks)
         seconds, keep, recycle = settings.seconds, settings.keep, settings.recycle
-        writer = JointWriter(joint, lambda: _held(session), lambda: saver.contents, seconds, keep, recycle)
+        writer = JointWriter(joint, lambda: _held(session), lambda: saver.contents, seconds, keep, recycle, coder)
     saver.link = ThreadLink(rank, writer, saver.hear, marks, attempt)
     return saver
 
@@ -143,7 +146,12 @@ def in_memory(store: Store) -> Iterator[Store]:
 
 
 def _adopt(settings: Settings, session: Session, ranks: tuple[int, ...], idle: float) -> Callable[[], Adopt]:
-    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, idle)
+    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, idle, plain_coding(settings.coding))
+
+
+def plain_coding(asked: str | Mapping[str, str]) -> str | dict[str, str]:
+    """What was asked for, as messages carry it."""
+    return asked if isinstance(asked, str) else dict(asked)
 
 
 def _held(session: Session | None) -> Session:

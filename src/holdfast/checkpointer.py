@@ -20,6 +20,7 @@ from .api import save_contents, save_jointly, state_contents
 from .background import Agent, Settings
 from .capture import barrier
 from .capture.saver import DoesNotFit, Orders, Saver
+from .coding import coder_of
 from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, TooLate, Unavailable, Unsupported
 from .handle import DURABLE, Handle
 from .loading.ledger import Ledger
@@ -83,6 +84,8 @@ class Checkpointer:
         ranks: global ranks that call together, where torch.distributed is initialised; all of the job by default.
         deadline: seconds, or "10m": by then each call that ranks make together has its outcome, and each save.
         agent: whether a process of this node saves, which survives the trainer; False: a thread. An Agent for its settings.
+        coding: of the tensors' bytes: `raw`, `zstd`, `planes`, `adaptive` (what makes them durable soonest, chosen anew as rates
+            change), or a mapping from patterns of names to these, and, for moments of optimizers, to `int8`, which is lossy.
         preemption: what `should_stop` looks at; True: `Preemption()`; None or False: nothing. Equal on all ranks.
     Raises:
         Unavailable: the store cannot be reached.
@@ -104,6 +107,7 @@ class Checkpointer:
         ranks: Sequence[int] | None = None,
         deadline: float | str = "10m",
         agent: bool | Agent = True,
+        coding: str | Mapping[str, str] = "raw",
         preemption: Preemption | bool | None = True,
     ) -> None:
         if on_failure not in ("warn", "raise"):
@@ -115,7 +119,8 @@ class Checkpointer:
         self._init = init if init is None or isinstance(init, Init) else Init(init)
         self._raises, self._recycle = on_failure == "raise", recycle
         self._seconds, self._team = seconds_of(deadline, "deadline"), team_of(ranks)
-        self._settings = Settings(memory, on_full, agent, self._keep, recycle, self._seconds)
+        self._settings = Settings(memory, on_full, agent, self._keep, recycle, coding, self._seconds)
+        self._coder = coder_of(coding)
         self._most_lost = None if lose_at_most is None else seconds_of(lose_at_most, "lose_at_most")
         self._joint = Joint(self._team, self.run.store) if self._team is not None else None
         watched = Preemption() if preemption is True else preemption or None
@@ -407,12 +412,14 @@ class Checkpointer:
             handle = save_jointly(
                 self._joint, self._opened, self._state, step, self._stopping.within(self._seconds),
                 metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
+                coder=self._coder,
             )  # fmt: skip
         else:
             made = state_contents(self._state, select)
             handle = save_contents(
-                self._opened(), made, step, metrics=self._metrics, pin=pin, recycle=self._recycle, refer=refer, best=best
-            )
+                self._opened(), made, step,
+                metrics=self._metrics, pin=pin, recycle=self._recycle, refer=refer, best=best, coder=self._coder,
+            )  # fmt: skip
         self._durable_at = time.monotonic()
         self._prune()
         return handle

@@ -13,6 +13,7 @@ import msgspec
 
 from .address import best, find
 from .errors import Corrupt, Deadline, HoldfastError, NoCheckpoint, Refused, Unavailable
+from .format.codec import FOR_EVER
 from .format.records import StepRef
 from .policy.keep import Candidate, Keep
 from .run.history import History, Step, claim_attempt, live_pins
@@ -126,7 +127,8 @@ class Run:
             yield found
 
     def pin(self, step: int | str, name: str) -> None:
-        """Keep a step for good, and make it addressable as `@name`. A step that refers to others is written again, whole.
+        """Keep a step for good, and make it addressable as `@name`. A step that refers to others, or has codecs that only
+        holdfast reads, is written again, whole and raw.
 
         Raises:
             NoCheckpoint: no such step.  Refused: the name is taken, or cannot be one.
@@ -134,7 +136,7 @@ class Run:
         check_pin_name(name)
         with self.hold(step) as found:
             pin(self.store, found.ref, name)
-        if found.commit.references:
+        if found.commit.references or not FOR_EVER.issuperset(found.commit.codecs):
             self._replace(found, found.kind)
 
     def unpin(self, name: str) -> None:
@@ -278,6 +280,7 @@ class Run:
             origin=origin,
             refer=False,
             world=found.commit.world,
+            lossy=found.commit.lossy,
         )
         with open_step(target, copied.path, copied.commit) as copy:
             _compare(checkpoint, copy)

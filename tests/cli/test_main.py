@@ -43,7 +43,7 @@ def test_every_command_prints_one_json_object_and_nothing_else(command, run: Pat
 
 
 def test_every_command_is_tried_here_or_in_its_own_tests() -> None:
-    assert {words[0] for words in ALL} | {"demo"} == set(app.COMMANDS)
+    assert {words[0] for words in ALL} | {"demo", "agent"} == set(app.COMMANDS)
 
 
 @pytest.mark.parametrize("name", app.COMMANDS)

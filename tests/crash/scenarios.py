@@ -13,12 +13,19 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import holdfast
+from holdfast.api import state_contents
+from holdfast.format.codec import ZSTD, Codec, planes
+from holdfast.run.coder import Work
+from holdfast.run.contents import TensorItem
+from holdfast.run.session import session_of
+from holdfast.state import State
 from holdfast.store import posix
+from holdfast.store.locate import open_store
 
 from .recorder import Recorder, Recording
 from .truth import Facts, Version, Window, an_optimizer, between, contents
@@ -61,6 +68,13 @@ class Stage:
     def save(self, step: int, content: int, run: str = RUN, *, optimizer: bool = False) -> None:
         with self._doing(f"save {step}", run, self.facts.get(run, Facts()).saved(Version(step, content))):
             holdfast.save(self.root / run, contents(content) | (an_optimizer() if optimizer else {}), step)
+
+    def save_coded(self, step: int, content: int, codec: Codec, run: str = RUN) -> None:
+        """A save with every entry coded, however small."""
+        with self._doing(f"save {step} coded", run, self.facts.get(run, Facts()).saved(Version(step, content))):
+            made, kind = state_contents(State.of(contents(content)), None)
+            session = session_of(open_store(self.root / run), {}, step)
+            session.save(made, step, kind=kind, coding=EveryEntry(codec))
 
     def step(self, checkpointer: holdfast.Checkpointer, state: dict[str, Any], step: int, content: int) -> None:
         """A step of a training job that saves each step and keeps one."""
@@ -141,6 +155,22 @@ def failing_fsync(name: str, times: int) -> Iterator[None]:
         posix.link, posix.fsync = real_link, real_fsync
 
 
+class EveryEntry:
+    """Gives every entry the same codec."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def choose(self, items: Sequence[TensorItem], roles: Mapping[str, str], is_for_ever: bool) -> list[Codec]:
+        return [self._codec] * len(items)
+
+    def learn(self, work: Work) -> None:
+        pass
+
+    def look(self, items: Sequence[TensorItem]) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def full_disk(after_bytes: int) -> Iterator[None]:
     """Every write fails with ENOSPC once `after_bytes` were written."""
@@ -178,6 +208,24 @@ def save_that_refers_to_unchanged_tensors(stage: Stage) -> None:
     stage.save(1, 101)
     with stage.recorded():
         stage.save(2, 102)
+
+
+def save_coded_over_recycled_files(stage: Stage) -> None:
+    """Shorter than what lies there, and with a header that is written last."""
+    for step in (1, 2, 3):
+        stage.save(step, 100 * step)
+    stage.prune(1, recycle=True)
+    with stage.recorded():
+        stage.save_coded(4, 400, ZSTD)
+        stage.save_coded(5, 401, planes(4))
+
+
+def pin_a_coded_step(stage: Stage) -> None:
+    stage.save_coded(1, 101, planes(4))
+    stage.save_coded(2, 102, planes(4))
+    with stage.recorded():
+        stage.pin(1, "kept")
+        stage.prune(1)
 
 
 def prune_to_the_last(stage: Stage) -> None:
@@ -326,6 +374,8 @@ SCENARIOS: dict[str, Callable[[Stage], None]] = {
         first_save_of_a_new_run,
         save_after_another,
         save_that_refers_to_unchanged_tensors,
+        save_coded_over_recycled_files,
+        pin_a_coded_step,
         prune_to_the_last,
         prune_steps_that_are_referred_to,
         prune_and_recycle,

@@ -34,7 +34,10 @@ HARMLESS = {
     "the layout of 'steps/0000000001-a0001/index-n0000.safetensors'",
 }
 """What a reader may ignore, and then gives the right state."""
-IN_THE_BYTES = {"another digest", "a file larger than it is", 'the codec ["zstd", 1, ""]', "an offset far away", "the other file"}
+IN_THE_BYTES = {
+    "another digest", "a file larger than it is", "an offset far away", "the other file",
+    'the codec ["zstd", 1, ""]', 'the codec ["planes", 1, "4"]', 'the codec ["int8", 1, "\\"float',
+}  # fmt: skip
 """What can only be found by reading the bytes; the live state is marked then."""
 PLACES = ("steps/0000000003-a0001", "steps/0000000009-a0001", "model.", "progress.", "holdfast.json")
 

@@ -20,9 +20,15 @@ import xxhash
 from conftest import build_awkward_state
 
 import holdfast
+from holdfast.api import state_contents
+from holdfast.coding import coder_of
 from holdfast.format import datafile, index, names, records, values
+from holdfast.format.codec import Codec, decode
 from holdfast.format.digest import LogicalDigest, digest, element_bits
 from holdfast.run.parts import values_bytes
+from holdfast.run.session import Session
+from holdfast.state import State
+from holdfast.store.local import LocalStore
 
 from . import plain_reader as reader
 
@@ -138,6 +144,49 @@ def test_a_self_contained_step_is_plain_safetensors(run: tuple[Any, ...]) -> Non
     assert tensors["model.transposed"].shape == (7, 13)
 
 
+# --- coded checkpoints ------------------------------------------------------------------------------------------------
+
+DECODERS: dict[str, Any] = {}
+for _block in re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL):
+    exec(_block, DECODERS)
+CODINGS: list[Any] = ["zstd", "planes", {"optimizer.*.exp_avg*": "int8", "*": "planes"}]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("coding", CODINGS, ids=str)
+def test_the_reader_and_the_decoders_of_the_document_give_what_holdfast_loads(
+    coding: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    if isinstance(coding, dict) and dtype == torch.float64:
+        coding = "planes"  # moments in double precision are not stored lossy
+    torch.manual_seed(0)
+    model = torch.nn.Linear(301, 257).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), eps=1e-3)  # not 0 in half precision
+    for _ in range(2):
+        model(torch.randn(5, 301, dtype=dtype)).square().mean().backward()
+        optimizer.step()
+    contents, _ = state_contents(State(model=model, optimizer=optimizer), None)
+    Session(LocalStore(tmp_path), {}).save(contents, 1, coding=coder_of(coding))
+    found = reader.Checkpoint(str(tmp_path), "steps/0000000001-a0001")
+    names = {codec[0] for codec in found.codecs}
+    assert names == {"raw", *({coding} if isinstance(coding, str) else {"int8", "planes"})}
+    with holdfast.open(tmp_path) as checkpoint:
+        for name in checkpoint.names:
+            loaded = raw_bytes(checkpoint[name][:] if checkpoint[name].shape else checkpoint[name][()])
+            assert found.tensors[name][2] == loaded, name
+    for chunk, size in enumerate(found.columns["chunk.raw_bytes"].tolist()):
+        file = Path(tmp_path, found.files[found.column("chunk.file", chunk)]).read_bytes()
+        start, stored = found.column("chunk.offset", chunk), found.column("chunk.stored_bytes", chunk)
+        raw = DECODERS["decode"](found.codecs[found.column("chunk.codec", chunk)], file[start : start + stored], size)
+        assert digest(raw.tobytes()) == found.columns["chunk.digest"][chunk].tobytes()
+
+
+@pytest.mark.parametrize("codec", [["planes", 2, "4"], ["planes", 1, ""], ["int8", 1, '"float64"'], ["lz4", 1, ""]], ids=str)
+def test_the_reader_refuses_codecs_that_the_document_does_not_have(codec: list[Any]) -> None:
+    with pytest.raises(reader.Refused, match="the codec"):
+        reader.decode(codec, bytes(100), 100)
+
+
 def test_the_reader_refuses_a_changed_byte(run: tuple[Any, ...], tmp_path: Path) -> None:
     path = shutil.copytree(run[0], tmp_path / "copy")
     (file,) = Path(path, "steps", "0000000003-a0001").glob("n*.safetensors")
@@ -161,7 +210,7 @@ def vectors(kind: str) -> list[str]:
 
 def test_the_vectors_are_found() -> None:
     assert len(BLOCKS) == 3
-    assert {name for name, _ in LINES} == {"digest", "logical", "name", "value", "canonical", "header"}
+    assert {name for name, _ in LINES} == {"digest", "logical", "name", "value", "codec", "canonical", "header"}
 
 
 def test_the_sealed_record_is_the_one_in_the_document() -> None:
@@ -211,6 +260,16 @@ def test_value(line: str) -> None:
         assert repr(reader.value(json.loads(expected))).replace("OrderedDict", "") == repr(
             dict(original) if isinstance(original, dict) else original
         )
+
+
+@pytest.mark.parametrize("line", vectors("codec"))
+def test_codec(line: str) -> None:
+    coded, expected = line.split(" -> ")
+    text, stored = coded.split(" ")
+    codec, data, raw = json.loads(text), bytes.fromhex(stored), bytes.fromhex(expected)
+    assert bytes(decode(Codec(*codec), data, len(raw))) == raw
+    assert reader.decode(codec, data, len(raw)) == raw
+    assert DECODERS["decode"](codec, data, len(raw)).tobytes() == raw
 
 
 def test_canonical_json() -> None:

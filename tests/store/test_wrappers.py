@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from holdfast.run.prune import remove_steps
 from holdfast.store.base import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.wrap import Retry, Trace
+from holdfast.store.wrap import Limit, Retry, Trace, Wrapped
 from holdfast.testing.clock import FakeClock
 from holdfast.testing.conformance import StoreSuite, aligned, write_file
 from holdfast.testing.faults import Fault, Faulty, Stepping
@@ -21,6 +23,7 @@ from holdfast.testing.faults import Fault, Faulty, Stepping
 WRAPPERS: dict[str, Callable[[Store], Store]] = {
     "trace": Trace,
     "retry": Retry,
+    "limit": lambda inner: Limit(inner, 1e12),
     "faulty": Faulty,
     "stepping": lambda inner: Stepping(inner, lambda operation, path: None),
     "retry around every third call failing": lambda inner: retrying(
@@ -179,3 +182,44 @@ def test_pruning_through_a_wrapper_frees_retired_files(wrapper: Callable[[Store]
     inner.retire("file", 1 << 20)
     remove_steps(History(wrapper(inner)), [], recycle_bytes=0)
     assert list((tmp_path / ".recycle").iterdir()) == []
+
+
+# --- limit ------------------------------------------------------------------------------------------------------------
+
+
+def written(store: Any, path: str, blocks: int) -> None:
+    memory = mmap.mmap(-1, 1 << 20)
+    writer = store.write(path, blocks << 20)
+    for number in range(blocks):
+        writer.write(number << 20, memoryview(memory))
+    writer.finish(blocks << 20)
+
+
+def test_a_limited_store_takes_so_many_bytes_a_second_and_no_longer() -> None:
+    clock = FakeClock()
+    store = Limit(MemoryStore("limit"), 10 << 20, clock.sleep, clock.perf_counter)
+    start = clock.now
+    written(store, "a", 20)
+    assert clock.now - start == pytest.approx(2.0)
+    clock.now += 100  # what was not used is not saved up
+    start = clock.now
+    written(store, "b", 5)
+    store.create("c", [bytes(5 << 20), bytes(10 << 20)])
+    assert clock.now - start == pytest.approx(2.0)
+    assert store.size("c") == 15 << 20
+    assert len(store.read("a")) == 20 << 20
+    assert clock.now - start == pytest.approx(2.0)
+
+
+def test_a_store_that_is_slower_than_its_limit_is_not_slowed_down() -> None:
+    clock = FakeClock()
+
+    class Slow(Wrapped):
+        def call(self, operation: str, path: str, run: Any, nbytes: int = 0) -> Any:
+            clock.now += nbytes / (1 << 20)
+            return run()
+
+    start = clock.now
+    written(Limit(Slow(MemoryStore("slow")), 10 << 20, clock.sleep, clock.perf_counter), "a", 7)
+    assert clock.now - start == pytest.approx(7.0)
+    assert not clock.slept

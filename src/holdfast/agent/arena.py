@@ -38,6 +38,9 @@ class Arena:
         self.fd, self.slots, self.slot_bytes = fd, slots, slot_bytes
         self._memory: Any = mmap.mmap(fd, max(PAGE, slots * slot_bytes), mmap.MAP_SHARED)
         self._bytes = np.frombuffer(self._memory, np.uint8)
+        self.reserved: set[int] = set()
+        """Slots whose pages were made, through this object."""
+        self._populated: set[int] = set()
 
     @classmethod
     def create(cls, slots: int, nbytes: int) -> Arena:
@@ -59,28 +62,33 @@ class Arena:
         """The memory of one slot."""
         return self._bytes[number * self.slot_bytes : (number + 1) * self.slot_bytes]
 
-    def reserve(self) -> None:
-        """Make all pages; takes about a second for 2 GB.
+    def reserve(self, slot: int) -> None:
+        """Make the pages of a slot; takes about a second for 2 GB.
 
         Raises:
             NoSpace: there is not so much memory.
         """
-        for start in range(0, self.nbytes, _STEP):
+        first = slot * self.slot_bytes
+        for start in range(first, first + self.slot_bytes, _STEP):
             try:
-                os.posix_fallocate(self.fd, start, min(_STEP, self.nbytes - start))
+                os.posix_fallocate(self.fd, start, min(_STEP, first + self.slot_bytes - start))
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.ENOMEM):
                     raise NoSpace(f"no memory for {self.nbytes >> 20} MiB of snapshots: lower memory=, or save less") from error
                 raise
+        self.reserved.add(slot)
 
-    def populate(self, first: int, last: int) -> None:
-        """Have this process reach the pages of the bytes from `first` to `last` without a fault each; a hint."""
-        first -= first % PAGE
-        base = self._bytes.ctypes.data
-        for start in range(first, last, _STEP):  # in steps: the kernel holds the lock of the mappings meanwhile
-            _libc.madvise(
-                ctypes.c_void_p(base + start), ctypes.c_size_t(min(_STEP, last - start)), ctypes.c_int(_MADV_POPULATE_WRITE)
-            )
+    def populate(self, slot: int) -> None:
+        """Have this process reach the pages of a slot without a fault each; a hint, taken once."""
+        if slot in self._populated:
+            return
+        self._populated.add(slot)
+        base, first = self._bytes.ctypes.data, slot * self.slot_bytes
+        for start in range(
+            first, first + self.slot_bytes, _STEP
+        ):  # in steps: the kernel holds the lock of the mappings meanwhile
+            size = min(_STEP, first + self.slot_bytes - start)
+            _libc.madvise(ctypes.c_void_p(base + start), ctypes.c_size_t(size), ctypes.c_int(_MADV_POPULATE_WRITE))
 
     def resident_bytes(self) -> int:
         """Bytes of it that this process has touched."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import time
 
 from ..run.status import Status
 from .links import ask
 from .messages import Ask, Flush, Flushed, Stop, Told
+from .place import socket_path
 
 _ASK_SECONDS = 5.0
+_END_SECONDS = 5.0
+_LOOK_SECONDS = 0.02
 
 
 def status_of(url: str) -> Status | None:
@@ -34,9 +38,14 @@ def flush(url: str, seconds: float) -> bool | None:
 
 
 def stop(url: str, seconds: float) -> bool | None:
-    """Have the agent flush and end; as `flush`."""
+    """Have the agent flush and end; as `flush`. It is gone on return, if it was done in time."""
     answer = ask(url, _node(), Stop(), seconds + _ASK_SECONDS)
-    return answer.is_done if isinstance(answer, Flushed) else None
+    if not isinstance(answer, Flushed):
+        return None
+    until = time.monotonic() + _END_SECONDS
+    while answer.is_done and time.monotonic() < until and socket_path(url, _node()).exists():
+        time.sleep(_LOOK_SECONDS)
+    return answer.is_done
 
 
 def _node() -> str:

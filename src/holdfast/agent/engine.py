@@ -35,6 +35,8 @@ FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "d
 OVER = (DURABLE, FAILED)
 _REMEMBERED = 64
 _ERRORS = 16
+_UNRECORDED = 1000
+"""Times that are kept for a store that does not answer; older ones are forgotten."""
 _TABLES = 8
 
 Tell = Callable[[int, Message, Sequence[int]], None]
@@ -109,13 +111,15 @@ class Engine:
         self._is_closing = False
         self._is_superseded = False
         self.counts = {DURABLE: 0, FAILED: 0, "skipped": 0}
+        self._reserving: set[int] = set()
+        """Ranks for whose memory a thread is making the pages."""
         self.written_bytes = 0
         self.phase_seconds: dict[str, float] = {}
         self.errors: deque[tuple[float, str]] = deque(maxlen=_ERRORS)
         """(unix seconds, text) of the last failures."""
         self.last_committed: tuple[int, float] | None = None
         """(step, unix seconds)."""
-        self._unrecorded: deque[Version] = deque()
+        self._unrecorded: deque[Version] = deque(maxlen=_UNRECORDED)
         self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
         self._thread.start()
 
@@ -247,14 +251,34 @@ class Engine:
         try:
             arena = old if fits and old is not None else _reserved(message)
         except (HoldfastError, OSError) as error:
-            self._tell(rank, Memory(message.number, 0, 0, said_of(error)))
+            self._tell(rank, Memory(message.number, 0, 0, error=said_of(error)))
             return
         with self._changed:
             member.arena = arena
             member.tables[message.number] = message, arena
             for number in list(member.tables)[:-_TABLES]:
                 del member.tables[number]
-        self._tell(rank, Memory(message.number, arena.slots, arena.slot_bytes), [arena.fd])
+        with self._changed:
+            held = {v.at[rank] for v in self._versions.values() if v.arenas.get(rank) is arena and rank not in v.freed}
+            free = sorted(arena.reserved - held)
+            self._tell(rank, Memory(message.number, arena.slots, arena.slot_bytes, free), [arena.fd])
+        if len(arena.reserved) < arena.slots and rank not in self._reserving:  # the first save may begin without them
+            self._reserving.add(rank)
+            threading.Thread(target=self._reserve_others, args=(rank, arena), name="holdfast-arena", daemon=True).start()
+
+    def _reserve_others(self, rank: int, arena: Arena) -> None:
+        """Make the memory of the slots after the first one, and let the rank have them one by one."""
+        try:
+            for slot in sorted(set(range(arena.slots)) - arena.reserved):
+                arena.reserve(slot)
+                with self._changed:
+                    if self._members[rank].arena is not arena or self._is_closing:
+                        return
+                    self._tell(rank, Free(slot))
+        except (HoldfastError, OSError) as error:
+            log.warning("fewer versions are held in memory: %s", error)
+        finally:
+            self._reserving.discard(rank)
 
     def _begin(self, rank: int, message: Begin) -> None:
         member, version = self._members[rank], self._versions.get(message.step)
@@ -460,7 +484,7 @@ class Engine:
 def _reserved(table: Table) -> Arena:
     arena = Arena.create(table.slots, table.nbytes)
     try:
-        arena.reserve()
+        arena.reserve(0)
     except BaseException:
         arena.close()
         raise

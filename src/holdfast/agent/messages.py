@@ -44,6 +44,7 @@ class Adopt(msgspec.Struct, tag=True, frozen=True):
     keep: Keep
     recycle: bool
     idle_seconds: float
+    coding: str | dict[str, str] = "raw"
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
@@ -102,6 +103,8 @@ class Memory(msgspec.Struct, tag=True, frozen=True):
     number: int
     slots: int
     slot_bytes: int
+    free: list[int] = []
+    """Slots that may be filled now; of the others it is told when they may."""
     error: list[str] | None = None
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..coding import coder_of
 from ..errors import HoldfastError
 from ..run.identity import this_process
 from ..run.session import Session
@@ -226,7 +227,7 @@ class Agent:
                 arenas = self._engine.release()
             try:
                 session = Session(self._store, message.libraries, claim=message.claim)
-                writer = SessionWriter(session, message.keep, message.recycle)
+                writer = SessionWriter(session, message.keep, message.recycle, coder_of(message.coding))
             except HoldfastError as error:
                 wire.send(Outcome(-1, message.claim.attempt, said_of(error)))
                 return

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from ..coding import Coder
 from ..errors import HoldfastError
 from ..policy.keep import Keep
 from ..run.contents import Contents
@@ -43,8 +44,8 @@ class Writer(Protocol):
 class SessionWriter:
     """The only writer of a run: for all ranks of one node."""
 
-    def __init__(self, session: Session, keep: Keep, recycle: bool) -> None:
-        self._session, self._keep, self._recycle = session, keep, recycle
+    def __init__(self, session: Session, keep: Keep, recycle: bool, coder: Coder | None = None) -> None:
+        self._session, self._keep, self._recycle, self._coder = session, keep, recycle, coder
 
     def write(self, contents: Contents, begin: Begin, metrics: dict[str, Any], world: int, check: Check) -> Step:
         store = self._session.store
@@ -53,6 +54,7 @@ class SessionWriter:
         step = self._session.save(
             contents, begin.step,
             metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, world=world, check=check,
+            coding=self._coder,
         )  # fmt: skip
         if begin.pin:
             pin(store, step.ref, begin.pin)
@@ -72,8 +74,9 @@ class JointWriter:
 
     def __init__(
         self, joint: Joint, open_session: Callable[[], Session], describe: Callable[[], Contents], seconds: float, keep: Keep,
-        recycle: bool,
+        recycle: bool, coder: Coder | None = None,
     ) -> None:  # fmt: skip
+        self._coder = coder
         self._joint, self._open_session, self._describe = joint, open_session, describe
         self._seconds, self._keep, self._recycle = seconds, keep, recycle
 
@@ -86,7 +89,7 @@ class JointWriter:
 
         step = self._joint.save(
             make, self._open_session, begin.step, self._seconds,
-            metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer,
+            metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, coding=self._coder,
         )  # fmt: skip
         if begin.pin and self._joint.team.leads:
             pin(self._joint.store, step.ref, begin.pin)

@@ -1,7 +1,7 @@
 """What tells that a tensor has changed before it was copied: noted at the call, looked at afterwards.
 
 Three things: torch's version counter, which in-place operations raise, though not all of them; bytes at three places of each
-tensor, which whatever writes the whole tensor changes; and, of a few megabytes that rotate from capture to capture, a digest.
+tensor, which whatever writes the whole tensor changes; and, of a megabyte that rotates from capture to capture, a digest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..agent.arena import Bytes
 from ..format.digest import digest
 from .rows import Row, probes_of
 
-_SAMPLE_BYTES = 4 << 20
+_SAMPLE_BYTES = 1 << 20
 
 
 class Evidence:

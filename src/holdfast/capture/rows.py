@@ -7,7 +7,7 @@ the optimizers will need their tensors, so that what is needed first is copied f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -26,7 +26,9 @@ from ..tensors import TensorSource
 
 SMALL_BYTES = 1024
 """What is so small is copied at once, always: step counters, scales, statistics of narrow layers."""
+JOB_BYTES = 8 << 20
 _PROBE_BYTES = 64
+_ONE_PROBE_BYTES = 64 << 10
 
 
 class Trust(Enum):
@@ -38,10 +40,10 @@ class Trust(Enum):
 
 
 def probes_of(data: Any) -> tuple[Any, ...]:
-    """Views of the first, the middle and the last of some bytes; of few, one of all."""
-    if len(data) <= 3 * _PROBE_BYTES:
-        return (data,)
+    """Views of the first, the middle and the last of some bytes; of few, one."""
     middle = len(data) // 2
+    if len(data) <= _ONE_PROBE_BYTES:
+        return (data[middle : middle + _PROBE_BYTES],)
     return data[:_PROBE_BYTES], data[middle : middle + _PROBE_BYTES], data[-_PROBE_BYTES:]
 
 
@@ -98,6 +100,16 @@ class Row:
         return self.nbytes <= SMALL_BYTES
 
 
+@dataclass(slots=True, eq=False)
+class Job:
+    """Some bytes of a row to be copied; or a replica to be digested."""
+
+    row: Row
+    start: int
+    nbytes: int
+    replica: Replica | None = None
+
+
 @dataclass(frozen=True)
 class Replica:
     """What several ranks hold without having declared it: its digest goes with each capture."""
@@ -117,9 +129,24 @@ class Rows:
     table: list[Told]
     nbytes: int
     """Of a slot."""
+    jobs: dict[int, list[Job]] = field(default_factory=dict)
+    """By owner: all that is not small, cut into pieces."""
+    large: dict[int, int] = field(default_factory=dict)
+    """Bytes of what is not small, by the number of the row."""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if not row.is_small:
+                self.large[row.ready] = row.nbytes
+                self.jobs.setdefault(row.owner, []).extend(jobs_of(row))
 
     def message(self, number: int, slots: int) -> Table:
         return Table(number, self.table, slots, self.nbytes)
+
+
+def jobs_of(row: Row) -> list[Job]:
+    """A row's copying, in pieces."""
+    return [Job(row, start, min(JOB_BYTES, row.nbytes - start)) for start in range(0, row.nbytes, JOB_BYTES)]
 
 
 def rows_of(contents: Contents, plan: Plan | None, optimizers: Sequence[torch.optim.Optimizer], known: Rows | None) -> Rows:

@@ -152,7 +152,6 @@ class Saver:
         self._turn = 0
         self.last_durable: tuple[int, float] | None = None
         """(step, seconds on the monotonic clock at its call)."""
-        self.skipped = 0
         self._work: queue.SimpleQueue[tuple[Shot, Handle, Begin] | None] = queue.SimpleQueue()
         self._copier = threading.Thread(target=self._copy_all, name="holdfast-capture", daemon=True)
         self._copier.start()
@@ -197,16 +196,20 @@ class Saver:
         self._turns = {orders.step: self._turns.get(orders.step, 0) + 1}
         look = self._view.look()
         self._contents = look.contents
-        place = self._place(orders, look, start)
-        if place is None:
-            self.skipped += 1
+        turn = self._turns[orders.step]
+        try:
+            place = self._place(orders, look, start)
+        except HoldfastError as error:  # other ranks may take part
+            self.link.send(Dropped(orders.step, said_of(error), turn=turn))
+            raise
+        if place is None:  # that it was left out is counted where all is counted
+            self.link.send(Dropped(orders.step, ["Unavailable", f"rank {self._rank}: no memory was free"], True, turn))
             return None
         rows, slot = place.rows, place.slot
         at_once = self._renew(rows, look)
         if (old := self._shots.get(slot)) is not None:
             barrier.unwatch(old)
             old.release()
-        turn = self._turns.get(orders.step, 1)
         handle = Handle(orders.step, self._attempt, "begun")
         self._handles[orders.step] = (handle, start)
         step = orders.step
@@ -286,6 +289,8 @@ class Saver:
         elif isinstance(message, Outcome):
             self._take_outcome(message)
         elif isinstance(message, Free):
+            if self._arena is not None:
+                self._arena.populate(message.slot)
             with self._lock:
                 self._free.add(message.slot)
                 self._lock.notify_all()
@@ -368,9 +373,10 @@ class Saver:
             os.close(fds[0])
         else:
             arena = Arena(fds[0], message.slots, message.slot_bytes)
-            arena.populate(0, arena.nbytes)
+            for slot in message.free[:1]:
+                arena.populate(slot)
             with self._lock:
-                old, self._arena, self._free, self._shots = self._arena, arena, set(range(message.slots)), {}
+                old, self._arena, self._free, self._shots = self._arena, arena, set(message.free), {}
                 if old is not None:  # what is being copied into it has its own view
                     old.close()
         with self._lock:
@@ -405,9 +411,7 @@ class Saver:
         if found is not None:
             found[0].fail(error)
             with self._lock:
-                if is_skip:
-                    self.skipped += 1
-                else:
+                if not is_skip:
                     self._problems.append(error)
 
     def _place(self, orders: Orders, look: Look, start: float) -> Place | None:
@@ -432,7 +436,6 @@ class Saver:
             if self._free and self._is_ready:
                 self._has_saved = True
                 return self._take_place()
-        self.link.send(Dropped(orders.step, ["Torn", f"rank {self._rank} had no memory free"], True, self._turns[orders.step]))
         if orders.may_wait:
             raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
         self._check_present(orders)

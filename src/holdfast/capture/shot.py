@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,22 +19,11 @@ from ..errors import HoldfastError, Torn
 from ..format.digest import digest
 from ..run.proof import source_digest
 from .evidence import Evidence
-from .rows import Replica, Row, Rows, Trust
+from .rows import JOB_BYTES, Job, Replica, Row, Rows, Trust
 
-_JOB_BYTES = 8 << 20
 _TOLD_BYTES = 64 << 20
 AT_ONCE, UNOWNED = -1, 0
 """Owners of what nobody may wait for, and of what any optimizer waits for; others are `id`s of optimizers."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    """Some bytes of a row to be copied; or a replica to be digested."""
-
-    row: Row
-    start: int
-    nbytes: int
-    replica: Replica | None = None
 
 
 class Shot:
@@ -49,7 +37,7 @@ class Shot:
         self.nbytes = rows.nbytes
         self._rows, self._slot, self._told = rows.rows, slot, told
         self._changed = threading.Condition()
-        self._jobs: dict[int, deque[_Job]] = {}
+        self._jobs: dict[int, deque[Job]] = {}
         """By owner: what is to be done before it steps."""
         self._left: dict[int, int] = {}
         """By owner: how much of it is not done yet, what is under way included."""
@@ -68,34 +56,33 @@ class Shot:
         self._begin(rows, set(fresh), turn)
 
     def _begin(self, rows: Rows, fresh: set[int], turn: int) -> None:
+        at_once: set[int] = set()
         lazy: list[Row] = []
-        at_once: list[Row] = []
         for row in rows.rows:
             if row.is_small:
                 row.source.copy_into(0, self._slot[row.at : row.at + row.nbytes])
             elif row.trust is Trust.PROVEN and row.position not in fresh:
                 lazy.append(row)
             else:
-                at_once.append(row)
+                at_once.add(row.ready)
                 if row.trust is Trust.UNPROVEN and row.position not in fresh:
                     self._audit.append(row)
         self._evidence = Evidence(lazy, turn)
-        for row in rows.rows:
-            if not row.is_small:
-                self._missing[row.ready] = row.nbytes
-        for owner, some in ((AT_ONCE, at_once), (None, lazy)):
-            for row in some:
-                for start in range(0, row.nbytes, _JOB_BYTES):
-                    self._add(row.owner if owner is None else owner, _Job(row, start, min(_JOB_BYTES, row.nbytes - start)))
+        self._missing = dict(rows.large)
+        for owner, jobs in rows.jobs.items():
+            self._add(owner, [job for job in jobs if job.row.ready not in at_once] if at_once else jobs)
+        if at_once:
+            self._add(AT_ONCE, [job for jobs in rows.jobs.values() for job in jobs if job.row.ready in at_once])
         for replica in rows.replicas:
             is_lazy = replica.row.trust is Trust.PROVEN and replica.row.position not in fresh
-            self._add(replica.row.owner if is_lazy else AT_ONCE, _Job(replica.row, 0, 0, replica))
+            self._add(replica.row.owner if is_lazy else AT_ONCE, [Job(replica.row, 0, 0, replica)])
             if not is_lazy and replica.row.position not in fresh:
                 self._replicas.append(replica)
 
-    def _add(self, owner: int, job: _Job) -> None:
-        self._jobs.setdefault(owner, deque()).append(job)
-        self._left[owner] = self._left.get(owner, 0) + 1
+    def _add(self, owner: int, jobs: Sequence[Job]) -> None:
+        if jobs:
+            self._jobs.setdefault(owner, deque()).extend(jobs)
+            self._left[owner] = self._left.get(owner, 0) + len(jobs)
 
     def finish_at_once(self) -> None:
         """Copy what must have been copied when the call returns; `work` in another thread helps."""
@@ -156,14 +143,14 @@ class Shot:
             with self._changed:
                 self._changed.wait_for(lambda: not any(owner in self._left for owner in owners))
 
-    def _next(self, owners: Sequence[int]) -> tuple[int, _Job] | None:
+    def _next(self, owners: Sequence[int]) -> tuple[int, Job] | None:
         with self._changed:
             for owner in owners:
                 if jobs := self._jobs.get(owner):
                     return owner, jobs.popleft()
         return None
 
-    def _run(self, owner: int, job: _Job) -> None:
+    def _run(self, owner: int, job: Job) -> None:
         told = 0
         try:
             if job.replica is not None:
@@ -187,7 +174,7 @@ class Shot:
             del self._left[owner]
             self._changed.notify_all()
 
-    def _copied(self, job: _Job) -> int:
+    def _copied(self, job: Job) -> int:
         """Note what was copied; returns how many rows are complete, if it is time to say so."""
         row = job.row
         with self._changed:
@@ -220,8 +207,8 @@ class Shot:
     def _is_still(self, row: Row) -> bool:
         if self.error is not None or row.bytes is None:
             return False
-        for start in range(0, row.nbytes, _JOB_BYTES):
-            copied = self._slot[row.at + start : row.at + min(row.nbytes, start + _JOB_BYTES)]
+        for start in range(0, row.nbytes, JOB_BYTES):
+            copied = self._slot[row.at + start : row.at + min(row.nbytes, start + JOB_BYTES)]
             if digest(copied) != digest(row.bytes[start : start + len(copied)]):
                 return False
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from typing import Annotated
 
 import msgspec
@@ -63,7 +64,7 @@ def _serve(run: str, idle: str, nice: int) -> int:
     from ..store.locate import open_store
 
     url = open_store(run).url
-    path = socket_path(url)
+    path = socket_path(url, os.environ.get("HOLDFAST_NODE", ""))
     with starting(path):
         if (other := reach(path)) is not None:
             other.close()

@@ -86,6 +86,8 @@ def describe(checkpoint: Checkpoint, address: str, name: str | None = None) -> d
         "bytes": checkpoint.nbytes,
         "new_bytes": commit.new_bytes,
         "content_digest": checkpoint.content_digest,
+        "codecs": commit.codecs,
+        "lossy": commit.lossy,
         "roles": commit.roles,
         "libraries": commit.libraries,
         **_marks(checkpoint, address),
@@ -100,6 +102,7 @@ def _is_meant(candidate: str, name: str | None) -> bool:
 
 
 def _tensor(index: Index, row: TensorRow) -> dict[str, Any]:
+    used = index.codecs_of(row)
     return {
         "name": row.name,
         "dtype": row.dtype.name,
@@ -108,6 +111,8 @@ def _tensor(index: Index, row: TensorRow) -> dict[str, Any]:
         "role": row.role,
         "owner": index.names[row.owner] if row.owner >= 0 else None,
         "alias_of": index.canonical(row).name if row.alias >= 0 else None,
+        "codecs": sorted({codec.name for codec in used}),
+        "is_lossy": any(codec.is_lossy for codec in used),
     }
 
 
@@ -142,6 +147,8 @@ def _ref(ref: StepRef | None) -> dict[str, int] | None:
 
 def _tell_tensor(tensor: dict[str, Any]) -> None:
     print(f"{tensor['name']}: {tensor['dtype']} {tensor['shape']}, {size(tensor['bytes'])}, role {tensor['role']}")
+    if tensor["codecs"] not in ([], ["raw"]):
+        print(f"  {'codec':<8}  {_lossy_text(tensor) or ', '.join(tensor['codecs'])}")
     for word in ("alias_of", "owner"):
         if tensor[word]:
             print(f"  {word.replace('_', ' '):<8}  {tensor[word]}")
@@ -162,6 +169,8 @@ def _tell(result: dict[str, Any], depth: int | None) -> None:
         "metrics": metrics_text(result["metrics"]),
         "pins": " ".join(result["pins"]),
         "bytes": f"{size(result['bytes'])} in {counted(len(result['files']), 'file')}",
+        "codecs": ", ".join(result["codecs"]),
+        "lossy": ", ".join(result["lossy"]),
         "roles": ", ".join(f"{role} ({kind})" for role, kind in result["roles"].items()),
         "libraries": ", ".join(f"{name} {version}" for name, version in result["libraries"].items()),
         "digest": result["content_digest"],
@@ -191,7 +200,12 @@ def _writer_text(writer: dict[str, Any] | None) -> str:
 def _tensor_leaf(tensor: dict[str, Any]) -> Leaf:
     alias = f"shares {tensor['alias_of']}" if tensor["alias_of"] else ""
     nbytes = 0 if alias else tensor["bytes"]
-    return Leaf((tensor["dtype"], str(tensor["shape"]), size(tensor["bytes"]), alias), nbytes, is_tensor=True)
+    note = alias or _lossy_text(tensor)
+    return Leaf((tensor["dtype"], str(tensor["shape"]), size(tensor["bytes"]), note), nbytes, is_tensor=True)
+
+
+def _lossy_text(tensor: dict[str, Any]) -> str:
+    return f"lossy: {', '.join(tensor['codecs'])}" if tensor["is_lossy"] else ""
 
 
 def _cells(line: Line) -> tuple[str, ...]:

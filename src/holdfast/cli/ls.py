@@ -69,6 +69,8 @@ def describe(step: Step) -> dict[str, Any]:
         "created": step.created,
         "bytes": step.nbytes,
         "new_bytes": commit.new_bytes,
+        "codecs": commit.codecs,
+        "lossy": commit.lossy,
         "tensors": commit.tensors,
         "metrics": step.metrics,
         "pins": list(step.pins),
@@ -79,8 +81,10 @@ def describe(step: Step) -> dict[str, Any]:
 
 
 def leftovers(store: Store, snapshot: Snapshot) -> list[dict[str, str]]:
-    """The directories of saves that did not commit: `saving` now, `interrupted`, or `aborted` with the reason."""
+    """The directories without a commit: `saving` now, `interrupted`, `aborted` with the reason; or `pruned`, but for files that
+    later steps refer to."""
     writing = {(i.step, i.attempt) for i in live_intents(store)}
+    referred = {(ref.step, ref.attempt) for step in snapshot.steps for ref in step.commit.references}
     found = []
     for path in snapshot.undecided:
         parsed = parse_step_dir(path.removeprefix("steps/")) or (-1, -1, 0)
@@ -90,7 +94,8 @@ def leftovers(store: Store, snapshot: Snapshot) -> list[dict[str, str]]:
         if record is not None:
             found.append({"path": path, "state": "aborted", "reason": record.reason})
         else:
-            found.append({"path": path, "state": "saving" if parsed[:2] in writing else "interrupted", "reason": ""})
+            state = "saving" if parsed[:2] in writing else "pruned" if parsed[:2] in referred else "interrupted"
+            found.append({"path": path, "state": state, "reason": ""})
     return found
 
 
@@ -126,6 +131,7 @@ def _tell(listing: dict[str, Any]) -> None:
 
 _WHY = {
     "saving": "a save under way",
+    "pruned": "what later steps still refer to of a step that was pruned",
     "interrupted": "an interrupted save; `holdfast prune` removes it",
     "aborted": "an aborted save",
 }
@@ -135,7 +141,7 @@ def _row(step: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(step["step"]),
         step["line"],
-        step["kind"],
+        step["kind"] + (f", lossy {' '.join(step['lossy'])}" if step["lossy"] else ""),
         step["tier"],
         str(step["attempt"]),
         when(step["created"]),

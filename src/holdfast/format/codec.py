@@ -1,11 +1,11 @@
-"""Codecs: how a chunk's raw bytes are coded in a data file. Lossless; decoding gives the raw bytes or an error.
+"""Codecs: how a chunk's raw bytes are coded in a data file. Decoding gives the raw bytes or an error.
 
-A codec is written in the index as (name, version, parameters). Readers refuse names and versions they do not know.
+A codec is written in the index as (name, version, parameters). Readers refuse what they do not know of these. All are lossless
+but `int8`, whose raw bytes are, for whoever reads and checks them, those that decoding gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,16 +19,51 @@ class Codec:
     name: str = "raw"
     version: int = 1
     parameters: str = ""
-    """JSON, or empty."""
+    """JSON, or empty. Of `planes`: the item size in bytes. Of `int8`: the dtype, in quotes."""
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.name == "int8"
 
 
 RAW = Codec()
 ZSTD = Codec("zstd")
+_PLANES = {str(size): size for size in (2, 4, 8)}
+_INT8 = {f'"{name}"': name for name in ("float32", "bfloat16", "float16")}
+FOR_EVER = frozenset({"raw", "zstd"})
+"""Names of the codecs that steps may have that are kept for ever."""
 
 
-def encode(codec: Codec, raw: Any) -> Any:
-    """The stored bytes of `raw` (bytes-like)."""
-    return _pair(codec)[0](raw)
+def planes(item_bytes: int) -> Codec:
+    """`planes` for items of 2, 4 or 8 bytes."""
+    return Codec("planes", 1, str(item_bytes))
+
+
+def int8(dtype: str) -> Codec:
+    """`int8` for float32, bfloat16 or float16."""
+    return Codec("int8", 1, f'"{dtype}"')
+
+
+def encode(codec: Codec, raw: Any, out: Any = None) -> Any:
+    """The stored bytes of `raw` (bytes-like); None where the codec has no form for these.
+
+    Args:
+        out: a uint8 array, longer than `raw` by 1024 and aligned to 8 bytes, that the codec may use for what it returns.
+    """
+    known(codec)
+    if codec.name == "planes":
+        from .planes import encode as encode_planes
+
+        return encode_planes(raw, _PLANES[codec.parameters], out)
+    if codec.name == "int8":
+        from .int8 import encode as encode_int8
+
+        return encode_int8(raw, _INT8[codec.parameters])
+    if codec.name == "zstd":
+        from .frames import compress
+
+        return compress(raw)
+    return raw
 
 
 def decode(codec: Codec, stored: Any, raw_bytes: int) -> Any:
@@ -37,50 +72,29 @@ def decode(codec: Codec, stored: Any, raw_bytes: int) -> Any:
     Raises:
         Unsupported: unknown codec.  Corrupt: the stored bytes do not decode to that many bytes.
     """
-    raw = _pair(codec)[1](stored, raw_bytes)
-    if len(raw) != raw_bytes:
-        raise Corrupt(f"{codec.name} decoded to {len(raw)} bytes where the index says {raw_bytes}")
-    return raw
+    known(codec)
+    if codec.name == "planes":
+        from .planes import decode as decode_planes
 
+        return decode_planes(stored, raw_bytes, _PLANES[codec.parameters])
+    if codec.name == "int8":
+        from .int8 import decode as decode_int8
 
-def _encode_zstd(raw: Any) -> bytes:
-    import zstandard
+        return decode_int8(stored, raw_bytes, _INT8[codec.parameters])
+    if codec.name == "zstd":
+        from .frames import decompress
 
-    return zstandard.ZstdCompressor(level=1).compress(raw)
-
-
-def _decode_zstd(stored: Any, raw_bytes: int) -> bytes:
-    import zstandard
-
-    try:
-        promised = zstandard.frame_content_size(stored)
-        if promised not in (raw_bytes, -1):
-            raise Corrupt(f"a zstd frame of {promised} bytes where the index says {raw_bytes}")
-        with zstandard.ZstdDecompressor().stream_reader(stored) as reader:
-            return reader.read(raw_bytes + 1)
-    except zstandard.ZstdError as error:
-        raise Corrupt(f"zstd: {error}") from error
-
-
-_CODECS: dict[tuple[str, int], tuple[Callable[[Any], Any], Callable[[Any, int], Any]]] = {
-    ("raw", 1): (lambda raw: raw, lambda stored, raw_bytes: stored),
-    ("zstd", 1): (_encode_zstd, _decode_zstd),
-}
+        return decompress(stored, raw_bytes)
+    if len(stored) != raw_bytes:
+        raise Corrupt(f"raw bytes are {len(stored)} where the index says {raw_bytes}")
+    return stored
 
 
 def known(codec: Codec) -> None:
     """Raises:
     Unsupported: this version cannot decode it.
     """
-    _pair(codec)
-    if codec.parameters:
-        raise Unsupported(
-            f"codec {codec.name} with parameters {codec.parameters!r} is not known here; upgrade holdfast to read it"
-        )
-
-
-def _pair(codec: Codec) -> tuple[Callable[[Any], Any], Callable[[Any, int], Any]]:
-    try:
-        return _CODECS[codec.name, codec.version]
-    except KeyError:
-        raise Unsupported(f"codec {codec.name} version {codec.version} is not known here; upgrade holdfast to read it") from None
+    parameters = {"raw": {""}, "zstd": {""}, "planes": set(_PLANES), "int8": set(_INT8)}.get(codec.name)
+    if parameters is None or codec.version != 1 or codec.parameters not in parameters:
+        told = f" with parameters {codec.parameters!r}" if codec.parameters else ""
+        raise Unsupported(f"codec {codec.name} version {codec.version}{told} is not known here; upgrade holdfast to read it")

@@ -283,6 +283,17 @@ class Index:
         start, stop = self._range("entry.chunks", entry, self.chunk_count)
         return self._chunk_rows(start, stop, np.full(stop - start, tensor), np.full(stop - start, entry))
 
+    def codecs_of(self, tensor: TensorRow) -> list[codecs.Codec]:
+        """The codecs of a tensor's chunks, each once, in order of the codec table."""
+        entries = self.entries(self.canonical(tensor))
+        if not entries:
+            return []
+        start, stop = self.chunk_range(entries[0])[0], self.chunk_range(entries[-1])[1]
+        try:
+            return [self.codecs[row] for row in np.unique(self.column("chunk.codec", start, stop)).tolist()]
+        except IndexError:
+            raise Corrupt(f"{self.path} names a codec that it does not describe", file=self.path) from None
+
     def all_chunks(self) -> Chunks:
         """All chunks, checked, as columns; made once and kept."""
         if self._chunks is not None:

@@ -132,6 +132,10 @@ class Commit(Record, frozen=True, kw_only=True):
     """Bytes of all tensors; aliases counted once."""
     new_bytes: int = 0
     """Bytes of data files that this step wrote."""
+    codecs: list[str] = []
+    """Names of the codecs of its chunks other than `raw`, sorted."""
+    lossy: list[str] = []
+    """Names of the codecs by which this state has lost bits, here or in the step that it is a copy of; sorted."""
     values: list[Any] = []
     """[path, typed JSON] pairs, in the order of the state's tree."""
     rank_values: dict[str, list[Any]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..format.codec import RAW
+from ..format.codec import Codec
 from ..format.columns import Columns, Strings
 from ..format.digest import DIGEST_BYTES
 from ..format.names import stored_path
@@ -33,7 +33,8 @@ def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     Strings.of([_encode(stored_path(i.path)) for i in items]).write(columns, "tensor.path")
     Strings.of(dtypes).write(columns, "dtype.name")
     Strings.of(roles).write(columns, "role.name")
-    Strings.of([json.dumps([RAW.name, RAW.version, RAW.parameters])]).write(columns, "codec.json")
+    codecs = sorted(range(len(placed.codecs)), key=lambda row: (row > 0, _codec_json(placed.codecs[row])))  # `raw` is the first
+    Strings.of([_codec_json(placed.codecs[row]) for row in codecs]).write(columns, "codec.json")
     columns["tensor.dtype"] = np.array([dtypes.index(i.dtype) for i in items], np.uint8)
     columns["tensor.role"] = np.array([roles.index(i.role) for i in items], np.uint16)
     columns["tensor.shape.offsets"] = offsets_of([len(i.shape) for i in items])
@@ -59,6 +60,12 @@ def build_columns(items: Sequence[TensorItem], placed: Placed) -> Columns:
     columns["chunk.file"] = joined("file", np.uint32)
     columns["chunk.offset"] = joined("offset", np.int64)
     columns["chunk.stored_bytes"] = joined("stored_bytes", np.uint32)
+    if len(codecs) > 1:
+        columns["chunk.codec"] = np.argsort(codecs)[joined("codec", np.int64)].astype(np.uint16)
     columns["chunk.digest"] = np.concatenate([np.zeros((0, DIGEST_BYTES), np.uint8), *(p.digest for p in places)])
     write_file_table(columns, placed.files)
     return columns
+
+
+def _codec_json(codec: Codec) -> str:
+    return json.dumps([codec.name, codec.version, codec.parameters])

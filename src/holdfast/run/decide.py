@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from ..errors import Deadline, StepExists
+from ..format.codec import RAW
 from ..format.columns import Array, Columns, pack
 from ..format.digest import Running
 from ..format.index import Index, content_digest, index_metadata, is_fresh, layout_digest
@@ -114,6 +115,8 @@ def combine(commit: Commit, parts: Sequence[tuple[Columns, Part, PartRef]], wher
         tensors=len(index),
         raw_bytes=int(index.columns["chunk.raw_bytes"].sum(dtype=np.int64)),
         new_bytes=sum(f.bytes for f in files),
+        codecs=sorted({codec.name for codec in index.codecs} - {RAW.name}),
+        lossy=sorted({codec.name for codec in index.codecs if codec.is_lossy} | set(commit.lossy)),
         content_digest=content_digest(index.columns, values_bytes(values, rank_values)),
     )
     return record, index, merged.part_of_entry

@@ -10,6 +10,7 @@ import contextlib
 import mmap
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -39,7 +40,7 @@ class Source(Protocol):
 
 
 class Buffers:
-    """Aligned blocks of memory, made when first needed and then kept."""
+    """Aligned blocks of BUFFER_BYTES of memory, made when first needed and then kept."""
 
     def __init__(self, count: int = THREADS) -> None:
         self._free: queue.LifoQueue[Bytes] = queue.LifoQueue()
@@ -71,7 +72,29 @@ def _new_buffer() -> Bytes:
     return whole[start : start + BUFFER_BYTES]
 
 
-_buffers = Buffers()
+BUFFERS = Buffers()
+
+
+class Meter:
+    """How long at least one of several threads was at something. A context manager, entered by each of them."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._since = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(self, *exc: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self.seconds += time.perf_counter() - self._since
 
 
 class Image:
@@ -90,6 +113,7 @@ class Image:
         self._digests: list[bytes] = []
         self._jobs: list[Future[None]] = []
         self._error: BaseException | None = None
+        self.writing = Meter()
 
     @property
     def nbytes(self) -> int:
@@ -126,8 +150,9 @@ class Image:
         for job in self._jobs:
             job.result()
         self._pool.shutdown()
-        self._write_header(head)
-        self._writer.finish(self._packer.at)
+        with self.writing:
+            write_header(self._writer, head)
+            self._writer.finish(self._packer.at)
         return self._digests
 
     def abort(self) -> None:
@@ -138,7 +163,7 @@ class Image:
 
     def _submit(self, extents: list[Extent]) -> None:
         for extent in extents:
-            self._jobs.append(self._pool.submit(self._run, extent, _buffers.take()))
+            self._jobs.append(self._pool.submit(self._run, extent, BUFFERS.take()))
 
     def _run(self, extent: Extent, buffer: Bytes) -> None:
         try:
@@ -148,7 +173,7 @@ class Image:
             self._error = self._error or error
             raise
         finally:
-            _buffers.give(buffer)
+            BUFFERS.give(buffer)
 
     def _write(self, extent: Extent, buffer: Bytes) -> None:
         edge = extent.start - extent.start % BLOCK
@@ -162,22 +187,25 @@ class Image:
             buffer[extent.stop - edge : stop + BLOCK - edge] = 0
             stop += BLOCK
         if stop > edge:
-            self._writer.write(edge, buffer.data[: stop - edge])
+            with self.writing:
+                self._writer.write(edge, buffer.data[: stop - edge])
 
     def _copy(self, piece: Piece, from_offset: int, buffer: Bytes, edge: int) -> Bytes:
         out = buffer[from_offset - edge : piece.offset + piece.nbytes - edge]
         self._sources[piece.source].copy_into(piece.start + from_offset - piece.offset, out)
         return out
 
-    def _write_header(self, header: bytes) -> None:
-        for start in range(0, len(header), EXTENT_BYTES):
-            part = header[start : start + EXTENT_BYTES]
-            buffer = _buffers.take()
-            try:
-                buffer[: len(part)] = np.frombuffer(part, np.uint8)
-                self._writer.write(start, buffer.data[: len(part)])
-            finally:
-                _buffers.give(buffer)
+
+def write_header(writer: Writer, header: bytes) -> None:
+    """Write prefix and header, whose length is a multiple of BLOCK, at the start of a file."""
+    for start in range(0, len(header), EXTENT_BYTES):
+        part = header[start : start + EXTENT_BYTES]
+        buffer = BUFFERS.take()
+        try:
+            buffer[: len(part)] = np.frombuffer(part, np.uint8)
+            writer.write(start, buffer.data[: len(part)])
+        finally:
+            BUFFERS.give(buffer)
 
 
 class ArraySource:

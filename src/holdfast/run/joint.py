@@ -24,6 +24,7 @@ from ..format.records import Commit, PartRef, StepRef
 from ..store.base import Store
 from .base import Base
 from .census import Census, Common, Structure, compare
+from .coder import Coder
 from .contents import Contents
 from .decide import abort, gather_parts
 from .files import ItemKey
@@ -77,6 +78,8 @@ class Joint:
     _plan: Plan | None = None
     _expires: float = 0.0
     """Of the leader's intent."""
+    _coding: tuple[Coder | None, bool] = (None, False)
+    """Of this save: what chooses codecs, and whether the step is kept for ever."""
 
     def save(
         self,
@@ -89,12 +92,13 @@ class Joint:
         best: list[str] | None = None,
         recycle: bool = True,
         refer: bool = True,
+        coding: Coder | None = None,
     ) -> Step:
         """Save one step together; every rank of the team calls this. Durable and committed on return, on all ranks.
 
         Args:
             make: the contents that this rank holds, and their kind. open_session: the leader's session; asked at each save.
-            seconds: until the outcome must be known.
+            seconds: until the outcome must be known. coding: what chooses this rank's codecs; without it all is raw.
         Raises:
             The same error on all ranks, whichever of them it happened on.  Deadline: naming rank, phase and seconds.
         """
@@ -124,6 +128,7 @@ class Joint:
 
             order = msgspec.convert(call.round(BEGIN, begin, conclude), Order)
             self._know(call, order, structure[0])
+            self._coding = coding, not refer
             committed = self._write(call, order, made[0])
         if self.session is not None:
             self.session.done(committed)
@@ -260,6 +265,8 @@ class Joint:
             writer_of(self.team.rank),
             self._base(order.base),
             recycle=order.recycle,
+            coding=self._coding[0],
+            is_for_ever=self._coding[1],
         )
 
     def _base(self, ref: StepRef | None) -> Base | None:

@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from ..errors import Deadline, HoldfastError, NoCheckpoint, Refused, Superseded, Unavailable
 from ..format.index import Index
 from ..format.records import Claim, Commit, StepRef
 from ..store.base import Store
 from .base import Base
+from .coder import Coder
 from .contents import Contents
 from .history import History, Step, claim_attempt, create_run, newest
 from .marks import INTENT_SECONDS, held, intent, is_buried
@@ -101,12 +104,16 @@ class Session:
         origin: dict[str, Any] | None = None,
         kind: str = "full",
         world: int = 1,
+        coding: Coder | None = None,
+        lossy: Sequence[str] = (),
         check: Callable[[], None] = lambda: None,
     ) -> Step:
         """Write one checkpoint; durable and committed on return.
 
         Args:
-            refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained.
+            refer: whether unchanged tensors may be left in earlier steps' files; without it the step is self-contained, and
+                no codec is used but `raw` and `zstd`.
+            coding: what chooses codecs; without it all is raw. lossy: what the source of a copy says of itself.
             kind: `partial` for a part of the state: no step to continue from; it leaves room for the whole of the same step.
             world: how many ranks the state is of: a copy keeps that of its source.
             check: called when all is written; what it raises, ends the save.
@@ -115,12 +122,13 @@ class Session:
             StepExists, Unavailable, NoSpace, Unsupported.
         """
         record, parents = self.record(step, metrics=metrics, best=best, refer=refer, origin=origin, kind=kind, world=world)
+        record = msgspec.structs.replace(record, lossy=list(lossy))
         with intent(self.store, step, self.attempt, parents) as mark:
             for base_ref in (record.parent if refer else None, None):
                 base = self._base(base_ref) if base_ref else None
                 if base_ref and base is None:
                     continue
-                committed = self._try(contents, record, base, recycle, mark.record.expires, check)
+                committed = self._try(contents, record, base, recycle, mark.record.expires, check, coding, not refer)
                 if committed is not None:
                     break
         if committed is None:
@@ -194,7 +202,15 @@ class Session:
         return True
 
     def _try(
-        self, contents: Contents, record: Commit, base: Base | None, recycle: bool, expires: float, check: Callable[[], None]
+        self,
+        contents: Contents,
+        record: Commit,
+        base: Base | None,
+        recycle: bool,
+        expires: float,
+        check: Callable[[], None],
+        coding: Coder | None,
+        is_for_ever: bool,
     ) -> Step | None:
         """One try at a save; None if a step that it refers to is being deleted, and all must be written anew."""
 
@@ -205,8 +221,9 @@ class Session:
         layout = self._written.layout if base and self._written else None
         rewrite = secrets.randbelow(10**8) + 1 if record.kind == "partial" else 0
         written = write_step(
-            self.store, contents, record, base, rewrite=rewrite, layout=layout, recycle=recycle, may_commit=may_commit
-        )
+            self.store, contents, record, base,
+            rewrite=rewrite, layout=layout, recycle=recycle, coding=coding, is_for_ever=is_for_ever, may_commit=may_commit,
+        )  # fmt: skip
         if written is None:
             return None
         if rewrite:

@@ -16,6 +16,7 @@ from ..format.records import Commit, PartRef
 from ..store.base import Store
 from .assemble import build_columns
 from .base import Base
+from .coder import Coder
 from .contents import Contents
 from .cover import prove_cover
 from .decide import combine, decide, publish_part
@@ -61,6 +62,8 @@ def write_step(
     rewrite: int = 0,
     layout: tuple[str, str] | None = None,
     recycle: bool = True,
+    coding: Coder | None = None,
+    is_for_ever: bool = False,
     may_commit: Callable[[Commit, set[str]], bool] = lambda record, needed: True,
 ) -> Written | None:
     """Write and commit a step as its only writer; durable on return. After None, or an error, nothing of it is left, except where
@@ -70,6 +73,7 @@ def write_step(
         record: what the commit record says besides what is written here.
         rewrite: number of the rewriting; 0 for the step itself.
         layout: of an earlier step, to be reused if it is the same.
+        coding: what chooses codecs; without it all is raw. is_for_ever: whether the step must stay raw or zstd.
         may_commit: asked last, with the record and the paths that it needs; if it says no, None is returned.
     Raises:
         StepExists: the step is there, or was decided by somebody else.  Refused, Corrupt, Unavailable, NoSpace.
@@ -79,7 +83,10 @@ def write_step(
         raise StepExists(f"{folder} of {store.url} exists; a step is never written twice")
     decided = Decision()
     try:
-        own = write_part(store, folder, contents, record, WRITER, base, layout=layout, recycle=recycle)
+        own = write_part(
+            store, folder, contents, record, WRITER, base,
+            layout=layout, recycle=recycle, coding=coding, is_for_ever=is_for_ever,
+        )  # fmt: skip
         step = settle(store, folder, record, [(own.columns, own.part, own.ref)], own.layout, may_commit, decided)
         return Written(step, (own.layout, layout_digest(own.columns)), own.probes) if step else None
     except FileNotFoundError as error:
@@ -100,14 +107,22 @@ def write_part(
     *,
     layout: tuple[str, str] | None = None,
     recycle: bool = True,
+    coding: Coder | None = None,
+    is_for_ever: bool = False,
 ) -> OwnPart:
     """Write one writer's data files and its index part. On any error its data files are gone again.
 
+    Args:
+        layout, coding, is_for_ever: see `write_step`.
     Raises:
+        Refused: a lossy codec was asked for what must stay exact.
         FileNotFoundError: the directory was removed meanwhile.  Unavailable, NoSpace.
     """
     metadata = {"format": "pt", "holdfast": str(record.format), "run": record.run, "step": str(record.step)}
-    placed = FilesWriter(store, folder, writer, record.step, record.attempt, base, recycle, metadata).write(contents.tensors)
+    files = FilesWriter(
+        store, folder, writer, record.step, record.attempt, base, recycle, metadata, coding, contents.roles, is_for_ever
+    )
+    placed = files.write(contents.tensors)
     columns = build_columns(contents.tensors, placed)
     part = Part(
         writer=writer, step=record.step, attempt=record.attempt, files=placed.owned, values=contents.values,

@@ -1,4 +1,4 @@
-"""Wrappers with a store's interface around a store: retry what passes, trace what is done.
+"""Wrappers with a store's interface around a store: retry what passes, limit the rate of writing, trace what is done.
 
 A wrapper overrides what it changes and hands on the rest. The fault wrapper, which only tests want, is in holdfast.testing.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import NoSpace, Unavailable
-from .base import Capabilities, Reader, Store, Writer
+from .base import Capabilities, Reader, Store, Writer, pieces
 
 T = TypeVar("T")
 
@@ -158,6 +158,51 @@ class Retry(Wrapped):
                 raise
 
         self.call("create", path, publish)
+
+
+class Limit(Wrapped):
+    """Writes no more than so many bytes a second, however many threads write. Reading is not limited.
+
+    A write returns when its bytes would have gone through: it is paced, not delayed on top of what it takes.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        bytes_a_second: float,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(inner)
+        self._rate, self._sleep, self._clock = bytes_a_second, sleep, clock
+        self._through = -float("inf")
+        """When all that was asked for until now will have gone through."""
+        self._lock = threading.Lock()
+
+    def call(self, operation: str, path: str, run: Callable[[], T], nbytes: int = 0) -> T:
+        if operation != "write_at":
+            return run()
+        until = self._reserve(nbytes)
+        result = run()
+        self._wait(until)
+        return result
+
+    def create(self, path: str, data: Any, sync: bool = True) -> None:
+        def paced() -> Iterator[memoryview]:
+            for piece in pieces(data):
+                self._wait(self._reserve(len(piece)))
+                yield piece
+
+        self.inner.create(path, paced(), sync)
+
+    def _reserve(self, nbytes: int) -> float:
+        with self._lock:
+            self._through = max(self._through, self._clock()) + nbytes / self._rate
+            return self._through
+
+    def _wait(self, until: float) -> None:
+        if (seconds := until - self._clock()) > 0:
+            self._sleep(seconds)
 
 
 @dataclass
