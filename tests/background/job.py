@@ -37,6 +37,7 @@ def live_here(agents: Path) -> None:
     """Save as users do, by agents whose sockets lie in this directory; for the process of a rank."""
     os.environ.pop("HOLDFAST_SYNC", None)
     os.environ["HOLDFAST_AGENT_DIR"] = str(agents)
+    os.environ["HOLDFAST_AGENT_LOG"] = str(agents.with_name("agents.log"))  # for whoever looks at a failure
 
 
 def whole(name: str, step: int, scale: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -68,10 +68,12 @@ class Life:
         diary: begins the names of the ranks' diaries. options: for `train`.
     """
 
-    def __init__(self, run: Path, diary: Path, sockets: Path, world: int, seed: int, **options: Any) -> None:
-        self.run, self.world, self._diary = run, world, diary
+    def __init__(self, run: Path, diary: Path, sockets: Path, world: int, seed: int, promises: Promises, **options: Any) -> None:
+        self.run, self.world, self.promises, self._diary = run, world, promises, diary
         self.pool = Pool(world)
         self.pool.start(train, run, diary, sockets, seed, **options)
+        self.some_went_first = False
+        """Ranks that outlive others may be told so by an error."""
         self.voided = 0
         """What was begun up to this step may have died with an agent."""
 
@@ -83,7 +85,9 @@ class Life:
         return of([max((line[what] for line in lines if what in line), default=0) for lines in self.told()])
 
     def kill_agent(self) -> bool:
-        """Whether there was one."""
+        """Whether there was one. Before the life has resumed it is that of the life before, with all that this had captured."""
+        if not all(any("resumed" in line for line in lines) for lines in self.told()):
+            self.promises.hold_no_captures()
         found = status(self.run)
         if found is None:
             return False
@@ -97,6 +101,7 @@ class Life:
 
     def end(self, ranks: list[int] | None = None) -> None:
         """Kill ranks, all by default; with the last of them the life is over."""
+        self.some_went_first = self.some_went_first or ranks is not None
         for rank in range(self.world) if ranks is None else ranks:
             with contextlib.suppress(ProcessLookupError):  # it is dead already
                 self.pool.kill(rank)
@@ -119,8 +124,12 @@ class Promises:
 
     def __init__(self, run: Path) -> None:
         self.run = run
-        self._least, self._most = 0, 0
-        """The step that the next life resumes from lies between."""
+        self._least, self._most, self._committed = 0, 0, 0
+        """The step that the next life resumes from lies between the first two; the third was committed when a life ended."""
+
+    def hold_no_captures(self) -> None:
+        """The agent with what was captured and not yet committed is about to be killed."""
+        self._least = self._committed
 
     def ended(self, life: Life, agent_lives: bool) -> list[str]:
         """Take in what a life has told; call when all of its ranks are dead. What was wrong with it."""
@@ -130,6 +139,7 @@ class Promises:
         durable = life.most("durable")
         if committed < durable:
             wrong.append(f"step {durable} was announced to be durable, the run has {committed}")
+        self._committed = max(self._committed, committed)
         self._least = max(self._least, committed)
         self._most = max(self._least, self._most if agent_lives else 0)
         if agent_lives:
@@ -146,7 +156,9 @@ class Promises:
         resumed = {line["resumed"] for lines in told for line in lines if "resumed" in line}
         if len(resumed) > 1:
             found.append(f"ranks resumed from {resumed}")
-        found += [f"rank {rank}: {line['crashed']}" for rank, lines in enumerate(told) for line in lines if "crashed" in line]
+        crashes = [(rank, line["crashed"]) for rank, lines in enumerate(told) for line in lines if "crashed" in line]
+        may_say = ("Unavailable: ", "Deadline: ", "BoardGone: ") if life.some_went_first else ()
+        found += [f"rank {rank}: {text}" for rank, text in crashes if not text.startswith(may_say)]
         return found + [
             f"resumed from {step}, which is not from {self._least} to {self._most}"
             for step in resumed
@@ -156,7 +168,7 @@ class Promises:
 
 def end_well(run: Path, diary: Path, sockets: Path, world: int, promises: Promises) -> None:
     """A last life that nothing disturbs: it resumes, its last step is the newest, and nothing of all lives is left."""
-    life = Life(run, diary, sockets, world, 0, most=CLEAN_STEPS)
+    life = Life(run, diary, sockets, world, 0, promises, most=CLEAN_STEPS)
     results = life.pool.results(timeout=PATIENCE_SECONDS, catch=True)
     life.pool.close()
     assert results == [None] * world, results

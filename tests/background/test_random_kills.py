@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .lives import Life, Promises, end_well, kill, status
+from .lives import Life, Promises, end_well, status
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_whatever_is_killed_the_job_resumes_from_the_last_step_that_was_safe(in_
         promises, most = Promises(run), kills.total() + KILLS_OF_ONE_RUN
         while kills.total() < min(most, KILLS):
             lives += 1
-            life = Life(run, tmp_path / f"diary{lives}", in_background, rng.choice(WORLDS), rng.randrange(1 << 30))
+            life = Life(run, tmp_path / f"diary{lives}", in_background, rng.choice(WORLDS), rng.randrange(1 << 30), promises)
             try:
                 agent_lives = die(life, rng, kills)
                 told = f"life {lives} of seed {seed}, {life.world} ranks, {dict(kills)}; left in {run}"
@@ -76,6 +76,6 @@ def die(life: Life, rng: random.Random, kills: Counter[str]) -> bool:
     if how == "agent hangs" and agent:
         os.kill(agent, signal.SIGCONT)
     if how == "both" and agent:
-        kill(agent)
+        life.kill_agent()
     kills[how] += 1
     return not (how == "both" and agent)
