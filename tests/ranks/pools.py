@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import RankDied, RanksFailed, RankTimeout
-from .rank import WHERE
+from .rank import SETTINGS, WHERE
 from .server import REQUEST
 
 TESTS = Path(__file__).parents[1]
@@ -68,7 +68,8 @@ class Pool:
             raise RuntimeError(f"this pool {'is busy with ' + self._running if self._running else 'is at its end'}")
         name = f"{function.__module__}.{function.__qualname__}"
         packed = pickle.dumps(args), pickle.dumps(keywords)
-        request = pickle.dumps((function.__module__, function.__qualname__, os.getcwd(), *packed))
+        settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
+        request = pickle.dumps((function.__module__, function.__qualname__, os.getcwd(), settings, *packed))
         for log in self._logs:
             os.ftruncate(log, 0)
             os.lseek(log, 0, os.SEEK_SET)

@@ -21,6 +21,8 @@ from typing import Any
 
 WHERE = signal.SIGRTMAX
 """Asks a rank to write to its log where its threads are."""
+SETTINGS = "HOLDFAST_"
+"""Of a variable that is as it is for whoever asks: the server's own are those of the test that happened to start it."""
 GROUP_SECONDS = 120
 _PR_SET_PDEATHSIG = 1
 
@@ -79,8 +81,8 @@ def _join(rank: int, world: int, port: int) -> int:
 
 
 def _call(request: bytes, environment: dict[str, str]) -> Any:
-    module, name, directory, arguments, keywords = pickle.loads(request)
-    _begin(directory, environment)
+    module, name, directory, settings, arguments, keywords = pickle.loads(request)
+    _begin(directory, {k: v for k, v in environment.items() if not k.startswith(SETTINGS)} | settings)
     function = functools.reduce(getattr, name.split("."), importlib.import_module(module))
     return function(*pickle.loads(arguments), **pickle.loads(keywords))
 

@@ -38,6 +38,10 @@ def roll() -> tuple[float, float, str | None, float]:
     return seen
 
 
+def setting() -> str | None:
+    return os.environ.get("HOLDFAST_LEFT")
+
+
 def fail_on(rank: int) -> str:
     if dist.get_rank() == rank:
         raise ValueError(f"rank {rank} does not like it")
@@ -112,6 +116,14 @@ def test_a_world_is_made_once_and_each_run_begins_in_the_same_state(tmp_path: Pa
     assert rolls[0][0] == rolls[0][1]
     assert pool(2).run(who) == first
     assert [(cwd, rank, threads) for _, cwd, rank, threads in first] == [(str(tmp_path), str(r), 1) for r in range(2)]
+
+
+def test_ranks_have_the_settings_of_who_asks_and_not_those_of_who_started_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    close_all()
+    monkeypatch.setenv("HOLDFAST_LEFT", "at the start")
+    assert pool(1).run(setting) == ["at the start"]
+    monkeypatch.delenv("HOLDFAST_LEFT")
+    assert pool(1).run(setting) == [None]
 
 
 def test_tensors_come_back_by_value() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -343,7 +343,17 @@ def test_a_moment_that_is_not_finite_is_stored_exactly(tmp_path: Path) -> None:
     assert bit_differences(moments, next(iter(other["optimizer"].state.values()))["exp_avg"]) == []
 
 
+@pytest.fixture
+def demos_settings() -> Iterator[None]:
+    """The demo's training sets what holds for the whole process; later tests have it as it was."""
+    threads = torch.get_num_threads()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_num_threads(threads)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("demos_settings")
 def test_training_through_lossy_moments_ends_where_exact_training_ends(tmp_path: Path) -> None:
     """500 steps of the demo, stopped and resumed four times."""
     from holdfast.demo.train import Training
