@@ -12,9 +12,7 @@ import numpy as np
 
 from ..agent.arena import Bytes
 from ..format.digest import digest
-from .rows import Row, probes_of
-
-_SAMPLE_BYTES = 1 << 20
+from .rows import Row, probes_of, sample
 
 
 class Evidence:
@@ -26,17 +24,9 @@ class Evidence:
         self._versions = {row.ready: tensor._version for row in rows if (tensor := row.tensor) is not None}
         self._rows = [row for row in rows if row.bytes is not None]
         self._probes = _joined([probe for row in self._rows for probe in row.probes])
-        self._sample: list[tuple[Row, int, int, bytes]] = []
-        """(row, first byte, bytes, digest)."""
-        left = _SAMPLE_BYTES
-        for number in range(len(self._rows)):
-            row = self._rows[(turn + number) % len(self._rows)]
-            start = turn * _SAMPLE_BYTES % row.nbytes if row.nbytes > _SAMPLE_BYTES else 0
-            nbytes = min(left, row.nbytes - start)
-            self._sample.append((row, start, nbytes, digest(row.bytes[start : start + nbytes])))
-            left -= nbytes
-            if left <= 0:
-                break
+        self._sample = [
+            (part, digest(part.row.bytes[part.start : part.start + part.nbytes])) for part in sample(self._rows, turn)
+        ]
 
     def has_moved(self, row: Row) -> bool:
         """Whether torch says that a row's tensor was changed since the call; asked right after it was copied."""
@@ -54,7 +44,7 @@ class Evidence:
                 if not np.array_equal(self._probes[at : at + len(mine)], mine):
                     found.append(row)
                 at += len(mine)
-        for row, start, nbytes, known in self._sample:
+        for (row, start, nbytes), known in self._sample:
             first = row.at + start
             if row not in found and digest(slot[first : first + nbytes]) != known:
                 found.append(row)

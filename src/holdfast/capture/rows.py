@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,12 +22,14 @@ from ..plan.save import Share
 from ..run.contents import Contents, TensorItem
 from ..run.image import ByteRange, Source
 from ..run.shares import Plan, share_of
-from ..tensors import TensorSource
+from ..tensors import TensorSource, as_flat
+from .device import device_of
 
 SMALL_BYTES = 1024
 """What is so small is copied at once, always: step counters, scales, statistics of narrow layers."""
 JOB_BYTES = 8 << 20
-_PROBE_BYTES = 64
+PROBE_BYTES = 64
+SAMPLE_BYTES = 1 << 20
 _ONE_PROBE_BYTES = 64 << 10
 
 
@@ -43,8 +45,8 @@ def probes_of(data: Any) -> tuple[Any, ...]:
     """Views of the first, the middle and the last of some bytes; of few, one."""
     middle = len(data) // 2
     if len(data) <= _ONE_PROBE_BYTES:
-        return (data[middle : middle + _PROBE_BYTES],)
-    return data[:_PROBE_BYTES], data[middle : middle + _PROBE_BYTES], data[-_PROBE_BYTES:]
+        return (data[middle : middle + PROBE_BYTES],)
+    return data[:PROBE_BYTES], data[middle : middle + PROBE_BYTES], data[-PROBE_BYTES:]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,12 @@ class Row:
     """The live bytes, where they lie in host memory in this order; None elsewhere."""
     probes: tuple[Any, ...] = ()
     """Views of the first, the middle and the last of them."""
+    device: torch.device | None = None
+    """Where it lies, if a stream of the device copies it."""
+    flat: torch.Tensor | None = None
+    """The live bytes on the device, if they lie there in this order."""
+    apart: torch.Tensor | None = None
+    """What is to be set aside on the device to have its bytes: `flat`, or a tensor whose elements are not in order yet."""
 
     def __post_init__(self) -> None:
         self._see()
@@ -82,10 +90,14 @@ class Row:
         return is_same
 
     def _see(self) -> None:
+        self.device = device_of(self.tensor)
         view = getattr(self.source, "view", None)
-        self.bytes = None if view is None else view(0, self.nbytes)
+        self.bytes = None if view is None or self.device is not None else view(0, self.nbytes)
         if self.bytes is not None:
             self.probes = probes_of(self.bytes)
+        self.flat = self.apart = None
+        if self.device is not None:
+            self.flat, self.apart = _on_device(self.source, self.nbytes)
 
     @property
     def tensor(self) -> torch.Tensor | None:
@@ -98,6 +110,32 @@ class Row:
     @property
     def is_small(self) -> bool:
         return self.nbytes <= SMALL_BYTES
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether its bytes are in the slot when the call returns, always."""
+        return self.is_small and (self.apart is None or not self.nbytes)
+
+
+class Glance(NamedTuple):
+    """Some bytes of a row."""
+
+    row: Row
+    start: int
+    nbytes: int
+
+
+def sample(rows: Sequence[Row], turn: int) -> list[Glance]:
+    """A megabyte of one row after the other; another one at each turn."""
+    found, left = [], SAMPLE_BYTES
+    for number in range(len(rows)):
+        row = rows[(turn + number) % len(rows)]
+        start = turn * SAMPLE_BYTES % row.nbytes if row.nbytes > SAMPLE_BYTES else 0
+        found.append(Glance(row, start, min(left, row.nbytes - start)))
+        left -= found[-1].nbytes
+        if left <= 0:
+            break
+    return found
 
 
 @dataclass(slots=True, eq=False)
@@ -131,14 +169,20 @@ class Rows:
     """Of a slot."""
     jobs: dict[int, list[Job]] = field(default_factory=dict)
     """By owner: all that is not small, cut into pieces."""
-    large: dict[int, int] = field(default_factory=dict)
-    """Bytes of what is not small, by the number of the row."""
+    later: dict[int, int] = field(default_factory=dict)
+    """Bytes of what may be copied after the call, by the number of the row."""
+    devices: list[torch.device] = field(default_factory=list)
+    """Whose streams copy some of it."""
 
     def __post_init__(self) -> None:
         for row in self.rows:
+            if not row.is_instant:
+                self.later[row.ready] = row.nbytes
             if not row.is_small:
-                self.large[row.ready] = row.nbytes
                 self.jobs.setdefault(row.owner, []).extend(jobs_of(row))
+        for row in (*self.rows, *(replica.row for replica in self.replicas)):
+            if row.device is not None and row.device not in self.devices:
+                self.devices.append(row.device)
 
     def message(self, number: int, slots: int) -> Table:
         return Table(number, self.table, slots, self.nbytes)
@@ -241,6 +285,21 @@ def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:
                         found[memory_of(getattr(value, "_local_tensor", value))] = id(optimizer)
     found.pop(0, None)
     return found
+
+
+def _on_device(source: object, nbytes: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """`flat` and `apart` of a row with this source."""
+    start = 0
+    while isinstance(source, ByteRange):
+        start += source.start
+        source = source.whole
+    tensor = source.tensor if isinstance(source, TensorSource) else None
+    if tensor is None:
+        return None, None
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        flat = as_flat(tensor).view(torch.uint8)[start : start + nbytes]
+        return flat, flat
+    return None, tensor if nbytes == tensor.numel() * tensor.element_size() else None
 
 
 def memory_of(tensor: torch.Tensor | None) -> int:

@@ -47,6 +47,7 @@ from ..run.team import error_of
 from ..run.timings import TRAINER, Phase
 from ..state import State
 from . import barrier
+from .device import Pins
 from .rows import Rows, rows_of
 from .shot import Shot
 from .view import Look, View
@@ -131,6 +132,7 @@ class Saver:
         self._structure: Structure | None = None
         self._census: Census | None = None
         self._arena: Arena | None = None
+        self._pins = Pins()
         self._number = 0
         """Of the table that was sent last, 0 for none; its memory has come when `_ready` is the same."""
         self._tables = 0
@@ -276,6 +278,7 @@ class Saver:
             shot.release()
         self.link.close(seconds)
         self._shots.clear()
+        self._pins.drop()
         if self._arena is not None:
             self._arena.close()
             self._arena = None
@@ -290,7 +293,7 @@ class Saver:
             self._take_outcome(message)
         elif isinstance(message, Free):
             if self._arena is not None:
-                self._arena.populate(message.slot)
+                self._reach(self._arena, message.slot)
             with self._lock:
                 self._free.add(message.slot)
                 self._lock.notify_all()
@@ -373,8 +376,9 @@ class Saver:
             os.close(fds[0])
         else:
             arena = Arena(fds[0], message.slots, message.slot_bytes)
+            self._pins.drop()
             for slot in message.free[:1]:
-                arena.populate(slot)
+                self._reach(arena, slot)
             with self._lock:
                 old, self._arena, self._free, self._shots = self._arena, arena, set(message.free), {}
                 if old is not None:  # what is being copied into it has its own view
@@ -382,6 +386,11 @@ class Saver:
         with self._lock:
             self._ready = message.number
             self._lock.notify_all()
+
+    def _reach(self, arena: Arena, slot: int) -> None:
+        """Make a slot's memory fast to reach, for this process and its devices."""
+        arena.populate(slot)
+        self._pins.take(arena, slot, self._rows.devices if self._rows is not None else ())
 
     def _take_outcome(self, message: Outcome) -> None:
         found = self._handles.get(message.step)

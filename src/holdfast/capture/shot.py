@@ -3,6 +3,9 @@
 A tensor is copied in the background only after it was seen to hold still: its first copy is made at the call, and compared with
 the live tensor when its optimizer is about to step. A copy that is then found to be of changed bytes (`evidence.py`) ends the
 capture, which is never committed, and the tensor is copied at the call from then on.
+
+Of what lies on a device, a thread only enqueues the copies (`flight.py`): an optimizer waits until they are enqueued, and its
+device until they are done.
 """
 
 from __future__ import annotations
@@ -13,17 +16,21 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from ..agent.arena import Bytes
 from ..errors import HoldfastError, Torn
 from ..format.digest import digest
 from ..run.proof import source_digest
 from .evidence import Evidence
+from .flight import Flight
 from .rows import JOB_BYTES, Job, Replica, Row, Rows, Trust
 
 _TOLD_BYTES = 64 << 20
-AT_ONCE, UNOWNED = -1, 0
-"""Owners of what nobody may wait for, and of what any optimizer waits for; others are `id`s of optimizers."""
+_ASIDE_BYTES = 256 << 20
+"""How much device memory a capture may take for what changes outside of optimizers; more of it is copied at the call."""
+SET_ASIDE, AT_ONCE, UNOWNED = -2, -1, 0
+"""Owners of what nobody changes, of what nobody may wait for, and of what any optimizer waits for; others are their `id`s."""
 
 
 class Shot:
@@ -53,31 +60,55 @@ class Shot:
         self._held_seconds = self._holding_since = 0.0
         self.call_seconds = 0.0
         """Of the call of `step`, when it has returned."""
+        self._flights: dict[torch.device, Flight] = {}
+        self._is_flying = False
+        """Whether a device may still be copying."""
+        self._flying: list[Row] = []
+        """Live tensors that a device copies and no optimizer may have changed yet."""
         self._begin(rows, set(fresh), turn)
 
     def _begin(self, rows: Rows, fresh: set[int], turn: int) -> None:
-        at_once: set[int] = set()
+        at_once: list[Row] = []
         lazy: list[Row] = []
+        volatile: list[Row] = []
         for row in rows.rows:
-            if row.is_small:
+            is_fresh = row.position in fresh
+            if row.is_instant:
                 row.source.copy_into(0, self._slot[row.at : row.at + row.nbytes])
-            elif row.trust is Trust.PROVEN and row.position not in fresh:
+            elif row.is_small:
+                continue
+            elif row.trust is Trust.PROVEN and not is_fresh:
                 lazy.append(row)
+            elif row.apart is not None and (is_fresh or row.flat is None or row.trust is Trust.BROKEN):
+                volatile.append(row)
             else:
-                at_once.add(row.ready)
-                if row.trust is Trust.UNPROVEN and row.position not in fresh:
+                at_once.append(row)
+                if not is_fresh and row.trust is Trust.UNPROVEN:
                     self._audit.append(row)
+        volatile, others = _within(_ASIDE_BYTES, volatile)
+        at_once += others
         self._evidence = Evidence(lazy, turn)
-        self._missing = dict(rows.large)
-        for owner, jobs in rows.jobs.items():
-            self._add(owner, [job for job in jobs if job.row.ready not in at_once] if at_once else jobs)
-        if at_once:
-            self._add(AT_ONCE, [job for jobs in rows.jobs.values() for job in jobs if job.row.ready in at_once])
+        for device in rows.devices:
+            every, aside, live = ([row for row in some if row.device == device] for some in (rows.rows, volatile, lazy))
+            small = [row for row in every if row.is_small and not row.is_instant]
+            self._flights[device] = Flight(device, small, aside, live, self._slot, turn)
+            self._flying += live
+        self._is_flying = bool(self._flights)
+        self._missing = dict(rows.later)
+        self._share_out(rows, at_once, volatile)
         for replica in rows.replicas:
             is_lazy = replica.row.trust is Trust.PROVEN and replica.row.position not in fresh
             self._add(replica.row.owner if is_lazy else AT_ONCE, [Job(replica.row, 0, 0, replica)])
             if not is_lazy and replica.row.position not in fresh:
                 self._replicas.append(replica)
+
+    def _share_out(self, rows: Rows, at_once: Sequence[Row], volatile: Sequence[Row]) -> None:
+        """What is to be done for whom."""
+        whose = {row.ready: AT_ONCE for row in at_once} | {row.ready: SET_ASIDE for row in volatile}
+        for owner, jobs in rows.jobs.items():
+            self._add(owner, [job for job in jobs if job.row.ready not in whose] if whose else jobs)
+        for owner in (AT_ONCE, SET_ASIDE) if whose else ():
+            self._add(owner, [job for jobs in rows.jobs.values() for job in jobs if whose.get(job.row.ready) == owner])
 
     def _add(self, owner: int, jobs: Sequence[Job]) -> None:
         if jobs:
@@ -86,20 +117,36 @@ class Shot:
 
     def finish_at_once(self) -> None:
         """Copy what must have been copied when the call returns; `work` in another thread helps."""
+        waits = AT_ONCE in self._left or AT_ONCE in self._jobs
         self._drain([AT_ONCE])
+        if waits:
+            self._wait_for_devices()
 
     def work(self) -> None:
         """Copy what is left, and return when it is copied; called in a thread of its own."""
+        for flight in self._flights.values():
+            flight.start()
         self._drain(list(self._jobs))
+        try:
+            for flight in self._flights.values():
+                flight.land(self._landed)
+        except BaseException as error:
+            self.give_up(HoldfastError(f"a device did not copy the state: {error}"))
+        with self._changed:  # an optimizer may step only before or after this
+            moved = [row for row in self._flying if self._evidence.has_moved(row)]
+            self._flying, self._is_flying = [], False
+        for row in moved:
+            self._broken(row)
 
     def hold(self, optimizer: int | None) -> None:
         """Return when an optimizer (its `id`; None: anybody) may change its tensors. This thread copies meanwhile, too."""
-        if not self._left and not self._audit and not self._replicas:
+        if not self._left and not self._audit and not self._replicas and not self._is_flying:
             return
         start = time.perf_counter()
         self._holding_since = self._holding_since or start
         self._drain(list(self._jobs) if optimizer is None else [optimizer, UNOWNED, AT_ONCE])
         self._prove(optimizer)
+        self._hold_up_devices(optimizer)
         self._held_seconds += time.perf_counter() - start
         self._holding_since = 0.0
 
@@ -130,7 +177,7 @@ class Shot:
             Torn: a tensor has changed meanwhile.  What else the capture has failed with.
         """
         if self.error is None:
-            for row in self._evidence.differing(self._slot):
+            for row in (*self._evidence.differing(self._slot), *(r for f in self._flights.values() for r in f.differing())):
                 self._broken(row)
         if self.error is not None:
             raise self.error
@@ -153,10 +200,14 @@ class Shot:
     def _run(self, owner: int, job: Job) -> None:
         told = 0
         try:
+            row = job.row
             if job.replica is not None:
-                self.proofs[job.row.name] = (job.replica.holders, source_digest(job.row.source))
+                self._digest(job.replica)
+            elif row.device is not None:
+                self._flights[row.device].enqueue(job)
+                if self._evidence.has_moved(row):
+                    self._broken(row)
             else:
-                row = job.row
                 at = row.at + job.start
                 row.source.copy_into(job.start, self._slot[at : at + job.nbytes])
                 told = self._copied(job)
@@ -174,6 +225,17 @@ class Shot:
             del self._left[owner]
             self._changed.notify_all()
 
+    def _digest(self, replica: Replica) -> None:
+        def work() -> None:
+            self.proofs[replica.name] = (replica.holders, source_digest(replica.row.source))
+
+        device = replica.row.device
+        work() if device is None else self._flights[device].read(work)
+
+    def _landed(self, job: Job) -> None:
+        if told := self._copied(job):
+            self._told(told)
+
     def _copied(self, job: Job) -> int:
         """Note what was copied; returns how many rows are complete, if it is time to say so."""
         row = job.row
@@ -182,7 +244,7 @@ class Shot:
             if self._missing[row.ready]:
                 return 0
             del self._missing[row.ready]
-            is_moved = self._evidence.has_moved(row)
+            is_moved = row.device is None and self._evidence.has_moved(row)  # for devices that was asked when it was enqueued
             self._untold += row.nbytes
             complete = 0
             if self._missing and self._untold >= _TOLD_BYTES and not is_moved:  # the end is told otherwise
@@ -193,16 +255,47 @@ class Shot:
 
     def _prove(self, optimizer: int | None) -> None:
         """Compare what was copied at the call with what an optimizer is about to change: from now on it may be copied later."""
-        rows, self._audit = self._audit, []
-        for row in rows:
-            if optimizer is None or row.owner in (optimizer, UNOWNED):
+        mine = [row for row in self._audit if optimizer is None or row.owner in (optimizer, UNOWNED)]
+        known = {row.ready for row in mine}
+        self._audit = [row for row in self._audit if row.ready not in known]
+        self._prove_on_devices([row for row in mine if row.device is not None])
+        for row in mine:
+            if row.device is None:
                 row.trust = Trust.PROVEN if self._is_still(row) else Trust.BROKEN
-            else:
-                self._audit.append(row)
         replicas, self._replicas = self._replicas, []
         for replica in replicas:
             is_still = self.proofs.get(replica.name, ((), ""))[1] == source_digest(replica.row.source)
             replica.row.trust = Trust.PROVEN if is_still else Trust.BROKEN
+
+    def _prove_on_devices(self, rows: Sequence[Row]) -> None:
+        for device in {row.device for row in rows if row.device is not None}:
+            here = [row for row in rows if row.device == device]
+            compared = [row for row in here if row.flat is not None and self.error is None]
+            pairs = [(row, self._slot[row.at : row.at + row.nbytes]) for row in compared]
+            differ = self._flights[device].differ(pairs) if pairs else []
+            still = {row.ready for row, is_other in zip(compared, differ, strict=True) if not is_other}
+            for row in here:
+                row.trust = Trust.PROVEN if row.ready in still else Trust.BROKEN
+
+    def _hold_up_devices(self, optimizer: int | None) -> None:
+        """Have devices, and for `None` this thread, wait for the copies of what is about to be changed."""
+        with self._changed:
+            if not self._is_flying:
+                return
+            mine = [row for row in self._flying if optimizer is None or row.owner in (optimizer, UNOWNED)]
+            moved = [row for row in mine if self._evidence.has_moved(row)]
+            known = {row.ready for row in mine}
+            self._flying = [row for row in self._flying if row.ready not in known]
+        for row in moved:
+            self._broken(row)
+        for flight in self._flights.values():
+            flight.hold_up()
+        if optimizer is None:
+            self._wait_for_devices()
+
+    def _wait_for_devices(self) -> None:
+        for flight in self._flights.values():
+            flight.wait()
 
     def _is_still(self, row: Row) -> bool:
         if self.error is not None or row.bytes is None:
@@ -221,3 +314,13 @@ class Shot:
                 "this capture is not used, and the tensor is copied at the call from now on. Wrap such code in ckpt.mutating()"
             )
         )
+
+
+def _within(nbytes: int, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Rows of so many bytes together, and the others."""
+    first: list[Row] = []
+    others: list[Row] = []
+    for row in rows:
+        nbytes -= row.nbytes
+        (first if nbytes >= 0 else others).append(row)
+    return first, others

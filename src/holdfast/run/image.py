@@ -223,7 +223,7 @@ class ByteRange:
     """A run of the bytes of another source."""
 
     def __init__(self, source: Source, start: int, nbytes: int) -> None:
-        self._source, self._start, self.nbytes = source, start, nbytes
+        self._source, self.start, self.nbytes = source, start, nbytes
 
     @property
     def whole(self) -> Source:
@@ -233,7 +233,7 @@ class ByteRange:
     def view(self, start: int, nbytes: int) -> Bytes | None:
         """The bytes themselves, where the other source has them in memory."""
         view = getattr(self._source, "view", None)
-        return None if view is None else view(self._start + start, nbytes)
+        return None if view is None else view(self.start + start, nbytes)
 
     def copy_into(self, start: int, out: Bytes) -> None:
-        self._source.copy_into(self._start + start, out)
+        self._source.copy_into(self.start + start, out)
