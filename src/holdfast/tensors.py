@@ -120,12 +120,15 @@ class TensorSource:
 
 
 def write_flat(target: torch.Tensor, start: int, flat: torch.Tensor) -> None:
-    """Put the 1-D `flat` into `target` from its row-major element `start` on, with a cast where the dtypes differ."""
+    """Put the 1-D `flat` into `target` from its row-major element `start` on, with a cast where the dtypes differ.
+
+    A device fetches it in the current stream: `flat` must stay as it is until then.
+    """
     target = target.detach()
     while not target.is_contiguous() and target.ndim and target.shape[0] == 1:
         target = target[0]
     if target.is_contiguous():
-        as_flat(target)[start : start + len(flat)].copy_(flat)
+        as_flat(target)[start : start + len(flat)].copy_(flat, non_blocking=True)
         return
     row = target[0].numel()
     at = 0
@@ -134,7 +137,8 @@ def write_flat(target: torch.Tensor, start: int, flat: torch.Tensor) -> None:
         rows = (len(flat) - at) // row if inside == 0 else 0
         number = (start + at) // row
         if rows:
-            target[number : number + rows].copy_(flat[at : at + rows * row].view(rows, *target.shape[1:]))
+            part = flat[at : at + rows * row].view(rows, *target.shape[1:])
+            target[number : number + rows].copy_(part, non_blocking=True)
             at += rows * row
         else:
             part = flat[at : at + row - inside]

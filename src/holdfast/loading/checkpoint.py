@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from ..run.parts import read_part, values_bytes
 from ..run.validate import check_index, check_values, located
 from ..store.base import Store
 from .lazy import LazyTensor
-from .reading import Bytes, Damage, OpenFiles, first_damage, missing_file, read_chunks
+from .reading import Bytes, Damage, OpenFiles, first_damage, missing_file, no_room, read_chunks
 
 READABLE = ("full", "partial")
 NODE = "$node"
@@ -114,6 +115,7 @@ class Checkpoint:
         target: Callable[[int], Bytes | None],
         deliver: Callable[[int, Bytes], None],
         progress: Callable[[int], None] | None = None,
+        room: Callable[[int, int], Bytes] = no_room,
     ) -> list[Damage]:
         """Read chunks as `read_chunks` does.
 
@@ -121,7 +123,8 @@ class Checkpoint:
             Corrupt: a file is gone.
         """
         try:
-            return read_chunks(self._files, chunks, self.index.codecs, target, deliver, lambda i: self._name(chunks, i), progress)
+            name = partial(self._name, chunks)
+            return read_chunks(self._files, chunks, self.index.codecs, target, deliver, name, progress, room)
         except FileNotFoundError as error:
             raise missing_file(str(error.filename or error), self.store.url, self.step) from error
 

@@ -147,7 +147,10 @@ class Exchange:
             self._links.check()
             return reads.target(int(which[i]))
 
-        return self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw))
+        def room(i: int, nbytes: int) -> Bytes:
+            return reads.room(int(which[i]), nbytes)
+
+        return self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw), room=room)
 
     def _read_ahead(self, slot: int) -> None:
         """Read this rank's part of every window that passes through a slot, as soon as that is free."""
@@ -255,4 +258,5 @@ class Exchange:
                 reads.deliver(i, raw)
             else:
                 np.copyto(target, raw)
+        reads.settle()  # the slot is filled again
         return damages

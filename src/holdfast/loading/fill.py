@@ -1,7 +1,8 @@
 """Filling live state from a checkpoint, after the match has said that everything fits.
 
-Bytes are read straight into contiguous host tensors; for others each chunk is read aside and copied. Every chunk is checked
-against the digest taken at capture, on the memory it ends in.
+Bytes are read straight into contiguous host tensors; for others each chunk is read aside and copied, on a device by the device,
+while the next one is read. Every chunk is checked against the digest taken at capture, on the memory it ends in; for a device, on
+the host memory it is copied from.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +24,7 @@ from ..plan.load import Runs, Wanted, plan_load, runs_of
 from ..tensors import byte_view, from_bytes, torch_dtype, write_flat
 from ..tree import Path, build
 from .checkpoint import Checkpoint
+from .landing import Landings
 from .match import Fill, Match
 from .reading import Bytes, Damage, first_damage
 
@@ -43,9 +46,11 @@ def fill_from(source: Source, checkpoint: Checkpoint, fills: list[Fill]) -> None
     Raises:
         Corrupt: some targets may hold wrong bytes.
     """
+    settle(fills)  # what was given to the targets' devices before comes first
     try:
         damages = source.fill()
     finally:
+        settle(fills)
         touch(fills)
     if damages:
         raise first_damage(damages, checkpoint.store.url, checkpoint.step)
@@ -82,7 +87,15 @@ class Direct:
     def fill(self) -> list[Damage]:
         reads = self._reads
         self.read_bytes = int(reads.chunks.stored_bytes.sum(dtype=np.int64))
-        return self._checkpoint.read(reads.chunks, reads.target, reads.deliver)
+        return self._checkpoint.read(reads.chunks, reads.target, reads.deliver, room=reads.room)
+
+
+def settle(fills: list[Fill]) -> None:
+    """Return when devices have done to the targets all that they were given."""
+    landings = Landings()
+    for fill in fills:
+        landings.of(fill.sharded.local)
+    landings.settle()
 
 
 def touch(fills: list[Fill]) -> None:
@@ -134,6 +147,10 @@ class Reads:
     chunks: Chunks
     target: Callable[[int], Bytes | None]
     deliver: Callable[[int, Bytes], None]
+    room: Callable[[int, int], Bytes]
+    """Memory for the stored bytes of chunk i, which has no target."""
+    settle: Callable[[], None]
+    """Returns when nothing that was delivered is needed any more: a device may still be fetching it."""
 
 
 def reads_of(checkpoint: Checkpoint, fills: list[Fill]) -> Reads:
@@ -153,11 +170,13 @@ def reads_of(checkpoint: Checkpoint, fills: list[Fill]) -> Reads:
             views.append(view)
     plan = plan_load(index, wanted)
     regions: dict[int, Region] = {}
+    landings = Landings()
 
     def region(join: int) -> Region:
         if join not in regions:
             number = int(plan.wanted[join])
-            regions[join] = _region(index, wanted[number], int(plan.entry[join]), views[number])
+            is_host = landings.of(views[number]) is None
+            regions[join] = _region(index, wanted[number], int(plan.entry[join]), views[number], is_host)
         return regions[join]
 
     chunks = index.all_chunks().take(plan.chunks)
@@ -168,9 +187,13 @@ def reads_of(checkpoint: Checkpoint, fills: list[Fill]) -> Reads:
 
     def deliver(i: int, raw: Bytes) -> None:
         for join in plan.joins[first[i] : first[i + 1]].tolist():
-            region(join).take(starts[i], raw)
+            place = region(join)
+            landings.put(place.view, partial(place.take, starts[i], raw), raw)
 
-    return Reads(plan.chunks, chunks, target, deliver)
+    def room(i: int, nbytes: int) -> Bytes:
+        return landings.room(region(int(plan.joins[first[i]])).view, nbytes)
+
+    return Reads(plan.chunks, chunks, target, deliver, room, landings.settle)
 
 
 @dataclass(slots=True)
@@ -214,14 +237,14 @@ class Region:
             at += size
 
 
-def _region(index: Index, wanted: Wanted, entry: int, view: torch.Tensor) -> Region:
+def _region(index: Index, wanted: Wanted, entry: int, view: torch.Tensor, is_host: bool) -> Region:
     stored = index.box(wanted.tensor, entry)
     part = intersect(stored, wanted.box)
     assert part is not None
     runs, dtype = runs_of(stored, wanted.box), torch_dtype(wanted.tensor.dtype.name)
     inside = (tuple(p - s for p, s in zip(part[0], stored[0], strict=True)), part[1])
     target = view[_slices(part, wanted.box[0])]
-    is_direct = runs.period == runs.length and target.dtype == dtype
+    is_direct = is_host and runs.period == runs.length and target.dtype == dtype
     return Region(target, dtype, stored[1], inside, runs, byte_view(target) if is_direct else None)
 
 

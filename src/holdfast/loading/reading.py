@@ -70,6 +70,11 @@ class OpenFiles:
         self._readers.clear()
 
 
+def no_room(i: int, nbytes: int) -> Bytes:
+    """Memory for the stored bytes of chunk i, like any other."""
+    return np.empty(nbytes, np.uint8)
+
+
 def read_chunks(
     files: OpenFiles,
     chunks: Chunks,
@@ -78,6 +83,7 @@ def read_chunks(
     deliver: Callable[[int, Bytes], None],
     name: Callable[[int], str],
     progress: Callable[[int], None] | None = None,
+    room: Callable[[int, int], Bytes] = no_room,
 ) -> list[Damage]:
     """Read chunks, check them, and hand over their raw bytes; returns those that are damaged, in file order.
 
@@ -85,13 +91,14 @@ def read_chunks(
         target: for chunk i, the memory its raw bytes belong into, or None.
         deliver: called with (i, raw bytes) for chunks without a target, from several threads. The array is only lent.
         name: for chunk i, its tensor. progress: called with stored bytes as they are done.
+        room: for chunk i without a target and its stored bytes: memory to read them into.
     Raises:
         Corrupt: chunks overlap in a file.  Unavailable: the store failed.
     """
     order = np.lexsort((chunks.offset, chunks.file))
     groups = _groups(chunks, order, files.rows)
     damages: list[Damage] = []
-    work = _Work(files, chunks, codecs, target, deliver, name)
+    work = _Work(files, chunks, codecs, target, deliver, name, room)
 
     def run(group: npt.NDArray[np.int64]) -> list[Damage]:
         found = work.read(group)
@@ -132,6 +139,7 @@ class _Work:
     target: Callable[[int], Bytes | None]
     deliver: Callable[[int, Bytes], None]
     name: Callable[[int], str]
+    room: Callable[[int, int], Bytes]
 
     def read(self, group: npt.NDArray[np.int64]) -> list[Damage]:
         chunks = self.chunks
@@ -151,8 +159,10 @@ class _Work:
                 Damage(self.files.rows[file].path, self.name(row), offset, size, lost)
                 for row, size in zip(rows, stored, strict=True)
             ]
-        targets = [self.target(row) if self.codecs[c].name == "raw" else None for row, c in zip(rows, codec, strict=True)]
-        buffers = [np.empty(n, np.uint8) if t is None else t for t, n in zip(targets, stored, strict=True)]
+        is_raw = [self.codecs[c].name == "raw" for c in codec]
+        targets = [self.target(row) if whole else None for row, whole in zip(rows, is_raw, strict=True)]
+        rooms = [self.room if whole else no_room for whole in is_raw]
+        buffers = [r(row, n) if t is None else t for row, r, t, n in zip(rows, rooms, targets, stored, strict=True)]
         got = reader.read_into(offset, [b.data for b in buffers])
         damages = []
         for i, row in enumerate(rows):
