@@ -142,11 +142,13 @@ def state_contents(state: Any, select: str | Sequence[str] | None, ranks: tuple[
         Refused: the live state is half loaded.  Unsupported: something has no stored form.
     """
     from .state import contents_of
+    from .tensors import await_devices
 
     if state.touched:
         raise Refused(f"the live state is not to be saved: {state.touched}. Load a checkpoint into it first")
     live = state.live(ranks=ranks)
     contents = contents_of(live, select)
+    await_devices(item.sharded.local for item in live.tensors.values())
     left_out = len(contents.tensors) < len(live.tensors) or {v.role for v in live.values.values()} - contents.roles.keys()
     return contents, "partial" if left_out else "full"
 

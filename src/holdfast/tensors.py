@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,12 @@ def _flat_range(tensor: torch.Tensor, first: int, last: int) -> torch.Tensor:
     if high - low == 1 and tensor.ndim > 1:
         return _flat_range(tensor[low], first - low * row, last - low * row)
     return tensor[low:high].reshape(-1)[first - low * row : last - low * row]
+
+
+def await_devices(tensors: Iterable[torch.Tensor]) -> None:
+    """Return when what was given to the current streams of the tensors' devices is done: other threads have other streams."""
+    for device in {tensor.device for tensor in tensors if tensor.device.type == "cuda"}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def logical_digest(tensor: torch.Tensor) -> str:
