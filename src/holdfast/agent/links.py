@@ -225,6 +225,7 @@ class AgentLink:
                 return f"the agent (process {self.pid}) is gone: {error}"
             if isinstance(message, Joined):
                 if message.attempt == self._attempt:
+                    self._hear(message, fds)
                     self.is_up.set()
             elif isinstance(message, Flushed):
                 self._flushed.put(message)

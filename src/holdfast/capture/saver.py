@@ -29,6 +29,7 @@ from ..agent.messages import (
     Displace,
     Dropped,
     Free,
+    Joined,
     Memory,
     Message,
     Outcome,
@@ -291,6 +292,9 @@ class Saver:
             self._take_common(message)
         elif isinstance(message, Outcome):
             self._take_outcome(message)
+        elif isinstance(message, Joined):  # what it was told before that it has not understood
+            with self._lock:
+                self._forget_what_was_told()
         elif isinstance(message, Free):
             if self._arena is not None:
                 self._reach(self._arena, message.slot)
@@ -302,17 +306,22 @@ class Saver:
         """The engine is gone: nothing of what is under way will become durable. Called in a thread."""
         error = Unavailable(f"{why}; what was not durable yet is lost, training goes on, and another agent is started")
         with self._lock:
-            self._number = self._ready = 0
-            self._structure = self._census = None
+            self._forget_what_was_told()
             self._free = set()
             under_way = list(self._handles)
             shots, self._shots = list(self._shots.values()), {}
-            self._lock.notify_all()
         for shot in shots:
             shot.give_up(error)
             barrier.unwatch(shot)
         for step in under_way:
             self._fail(step, error)
+
+    def _forget_what_was_told(self) -> None:
+        """Have the engine told anew what the state consists of. The trainer may have said it to one that was just gone, or to
+        one that did not know of this job yet: neither answers."""
+        self._number = self._ready = 0
+        self._structure = self._census = None
+        self._lock.notify_all()
 
     def _take(self, look: Look) -> None:
         """Tell the engine what the state consists of now."""
