@@ -155,6 +155,7 @@ class Saver:
         self._work: queue.SimpleQueue[tuple[Shot, Handle, Begin] | None] = queue.SimpleQueue()
         self._copier = threading.Thread(target=self._copy_all, name="holdfast-capture", daemon=True)
         self._copier.start()
+        self._guard = barrier.Guard()
         barrier.install()
 
     @property
@@ -269,6 +270,7 @@ class Saver:
 
     def close(self, seconds: float) -> None:
         """Let go of everything. What is under way the agent goes on with."""
+        self._guard.remove()
         self._work.put(None)
         self._copier.join(seconds)
         for shot in self._shots.values():
@@ -314,6 +316,7 @@ class Saver:
     def _take(self, look: Look) -> None:
         """Tell the engine what the state consists of now."""
         self._contents = look.contents
+        self._guard.cover([part for _, part in self._state.parts])
         with self._lock:
             self._tables += 1
             self._number = self._tables
