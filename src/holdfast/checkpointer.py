@@ -353,7 +353,7 @@ class Checkpointer:
     ) -> Handle | None:
         self._ready()
         assert self._step is not None
-        step, began = self._step, time.monotonic()
+        step = self._step
         try:
             self._check_time(step)
             if select is None and self._saver is not None:
@@ -369,15 +369,13 @@ class Checkpointer:
             log.info("step %d is not saved: no memory is free", step)
         elif select is None:
             self._saved_step, self._saved_at, self._handle = step, time.monotonic(), handle
-            if handle.is_over:
-                self._stopping.note_save(self._saved_at - began)
         return handle
 
     def _note_saves(self) -> None:
         """Let the forecast know how long saves have taken."""
         if self._saver is not None:
-            for seconds in self._saver.durations():
-                self._stopping.note_save(seconds)
+            for seconds, nbytes in self._saver.durations():
+                self._stopping.note_save(seconds, nbytes)
 
     def _check_time(self, step: int) -> None:
         """Raises:
@@ -387,8 +385,11 @@ class Checkpointer:
         durable = self._resumed_step if self._saver is not None else self._saved_step
         if self._saver is not None and self._saver.last_durable is not None:
             durable = self._saver.last_durable[0]
-        if refusal := self._stopping.refusal(step, durable or None):
+        if refusal := self._stopping.refusal(step, durable or None, self._state_bytes):
             raise TooLate(f"step {step} of {self.run.path}: {refusal}")
+
+    def _state_bytes(self) -> int:
+        return state_contents(self._state, None, self._team.ranks if self._team is not None else ())[0].nbytes
 
     def _begin(self, saver: Saver, step: int, pin: str, may_wait: bool) -> Handle | None:
         if pin:
@@ -406,6 +407,7 @@ class Checkpointer:
         """Save within the call."""
         if self._saver is not None:
             self._saver.drain(self._stopping.within(self._seconds))
+        began = time.monotonic()
         best = [self._keep.metric, self._keep.mode] if self._keep.metric else None
         refer = not self._keep.is_kept_forever(step)
         if self._joint is not None:
@@ -414,13 +416,17 @@ class Checkpointer:
                 metrics=self._metrics, pin=pin, select=select, recycle=self._recycle, refer=refer, best=best,
                 coder=self._coder,
             )  # fmt: skip
+            nbytes = 0
         else:
             made = state_contents(self._state, select)
+            nbytes = made[0].nbytes
             handle = save_contents(
                 self._opened(), made, step,
                 metrics=self._metrics, pin=pin, recycle=self._recycle, refer=refer, best=best, coder=self._coder,
             )  # fmt: skip
         self._durable_at = time.monotonic()
+        if select is None:
+            self._stopping.note_save(self._durable_at - began, nbytes)
         self._prune()
         return handle
 

@@ -22,7 +22,7 @@ from .format import codec as codecs
 from .format.codec import Codec
 from .format.digest import digest
 from .format.int8 import ITEM_BYTES as LOSSY_DTYPES
-from .policy.coding import ADAPTIVE, LOSSY, Choice, Coding, Rates, Sample, Shown, choose
+from .policy.coding import ADAPTIVE, LEVELS, LOSSY, Choice, Coding, Rates, Sample, Shown, another_level, choose
 from .run.coder import Work
 from .run.contents import TensorItem
 
@@ -43,6 +43,7 @@ _NUMBER_BYTES = {
 """Bytes of the numbers that dtypes are made of, where `planes` can take them apart."""
 _MASTERS = "fp32"
 """Key of master weights in optimizer state: no moments, whatever they are named like."""
+_NAMES = {level: name for name, level in LEVELS.items()}
 
 
 class Class(NamedTuple):
@@ -124,7 +125,7 @@ class Coder:
         self._saves += 1
         for of, of_class in adaptive.items():
             if of not in self._samples:
-                self._samples[of] = _sample(of_class)
+                self._samples[of] = _sample(of_class, self.rates)
 
     def _adaptive(self, items: Sequence[TensorItem]) -> dict[Class, list[TensorItem]]:
         found: dict[Class, list[TensorItem]] = {}
@@ -140,7 +141,8 @@ class Coder:
             return
         self.choices = self._before[is_for_ever]
         for of in adaptive:
-            may = {n: s for n, s in self._samples.get(of, {}).items() if not is_for_ever or n in codecs.FOR_EVER}
+            samples = self._samples.get(of, {})
+            may = {n: s for n, s in samples.items() if not is_for_ever or _codec(n, of.dtype).name in codecs.FOR_EVER}
             before = self.choices.get(of)
             choice = choose(may, self.rates, before.codec if before else "raw")
             level = logging.DEBUG if before and before.codec == choice.codec else logging.INFO
@@ -162,7 +164,7 @@ class Coder:
         for item, codec in zip(items, chosen, strict=True):
             if codec != codecs.RAW:
                 self._coded_bytes += _nbytes(item)
-                sample = self._samples.get(_class_of(item), {}).get(codec.name)
+                sample = self._samples.get(_class_of(item), {}).get(_name_of(codec))
                 self._core_seconds += _nbytes(item) / sample.rate if sample else 0.0
 
 
@@ -213,7 +215,7 @@ def _class_of(item: TensorItem) -> Class:
     return Class(f"{item.role}.{item.path[-1]}" if item.owner is not None else item.role, item.dtype)
 
 
-def _codec(name: str, dtype: str, is_for_ever: bool) -> Codec:
+def _codec(name: str, dtype: str, is_for_ever: bool = False) -> Codec:
     """The codec of that name for a dtype; one that is as general where that one does not fit."""
     if name == "raw":
         return codecs.RAW
@@ -221,7 +223,12 @@ def _codec(name: str, dtype: str, is_for_ever: bool) -> Codec:
         return codecs.int8(dtype)
     if name == "planes" and dtype in _NUMBER_BYTES and not is_for_ever:
         return codecs.planes(_NUMBER_BYTES[dtype])
-    return codecs.ZSTD
+    return codecs.zstd(LEVELS.get(name, codecs.ZSTD.level))
+
+
+def _name_of(codec: Codec) -> str:
+    """That under which a codec is sampled and chosen."""
+    return _NAMES[codec.level] if codec.name == "zstd" else codec.name
 
 
 def _check_moment(item: TensorItem, roles: Mapping[str, str]) -> None:
@@ -239,16 +246,18 @@ def _check_moment(item: TensorItem, roles: Mapping[str, str]) -> None:
         raise Refused(f"{item.name} {why}, so it is not stored as {LOSSY}, which loses bits; make the pattern narrower")
 
 
-def _sample(items: Sequence[TensorItem]) -> dict[str, Sample]:
+def _sample(items: Sequence[TensorItem], rates: Rates) -> dict[str, Sample]:
     """Ratio and rate of the codecs that fit, from pieces out of the middle of a few tensors, spread over the class."""
     size = min(max(sum(map(_nbytes, items)) // 64, _PIECE_BYTES[0]), _PIECE_BYTES[1])
     spread = np.linspace(0, len(items) - 1, _PIECES).round().astype(int).tolist()
     pieces = [_piece(items[i], number, size) for number, i in enumerate(spread)]
     found: dict[str, Sample] = {}
     for name in ("planes", "zstd"):
-        codec = _codec(name, items[0].dtype, is_for_ever=False)
+        codec = _codec(name, items[0].dtype)
         if codec.name == name:
             found[name] = _measure(codec, pieces)
+    while (level := another_level(found, rates)) is not None:
+        found[level] = _measure(_codec(level, items[0].dtype), pieces)
     return found
 
 

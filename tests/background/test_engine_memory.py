@@ -45,11 +45,11 @@ class Ranks:
         self.elements[rank] = elements
         self.engine.receive(rank, Table(number, [row], SLOTS, 4 * elements))
 
-    def begin(self, rank: int, step: int, slot: int, table: int) -> None:
+    def begin(self, rank: int, step: int, slot: int, table: int, turn: int = 1) -> None:
         """Capture a step: every element is the step's number."""
         count = self.elements[rank]
         self.arenas[rank].slot(slot)[: 4 * count].view(np.float32)[:] = step
-        self.engine.receive(rank, Begin(step, slot, table, "", [], {"state": "dict"}, {}, False, "", time.time()))
+        self.engine.receive(rank, Begin(step, slot, table, "", [], {"state": "dict"}, {}, False, "", time.time(), turn))
 
     def captured(self, rank: int, step: int) -> None:
         self.engine.receive(rank, Captured(step, {}))
@@ -163,6 +163,21 @@ def test_a_step_that_one_rank_has_dropped_ends_without_harm_to_the_line_of_the_o
     assert job.stored(2, "r0") == job.stored(2, "r1") == [2.0]
     outcomes = [(m.step, m.error is None) for m in job.told[1] if isinstance(m, Outcome)]
     assert outcomes == [(1, False), (1, False), (2, True)], "told when it was dropped, and again as it may not have known of it"
+
+
+def test_a_rank_that_is_late_for_a_step_which_others_have_lost_twice_is_told_so(ranks: Callable[[int], Ranks]) -> None:
+    """When a rank is gone, the others try their last step again at the end. One that is slow begins it the first time then."""
+    job = ranks(3)
+    for rank in (0, 1, 2):
+        job.table(rank, 1, 1000)
+    job.engine.leave(0)
+    for turn, slot in ((1, 0), (2, 1)):
+        job.begin(2, 1, slot, 1, turn)
+    assert job.levels() == {1: FAILED}
+    job.told[1].clear()
+    job.begin(1, 1, 0, 1, 1)
+    assert [(m.step, m.error is None) for m in job.told[1] if isinstance(m, Outcome)] == [(1, False)]
+    assert job.free_slots(1) == [0]
 
 
 def test_a_rank_that_comes_back_to_the_same_engine_saves_again_in_memory_of_its_own(ranks: Callable[[int], Ranks]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,16 +36,6 @@ def test_a_forecast_is_never_below_what_was_seen_lately(past: list[Past], nbytes
     assert found.worst >= found.likely
 
 
-@given(st.one_of(st.none(), SECONDS), st.floats(0, 1e6), st.integers(0, 10**9))
-def test_what_could_harm_the_last_good_step_is_never_begun_unless_it_ends_in_time_at_worst(
-    likely: float | None, left: float, last_good: int
-) -> None:
-    expected = None if likely is None else Forecast(likely, likely * MARGIN)
-    may, reason = may_begin(expected, left, last_good, endangers=True)
-    assert may == (expected is not None and expected.worst <= left)
-    assert bool(reason) == (not may)
-
-
 CASES = [
     (Forecast(60.0, 90.0), None, 7, True, "nobody says that the job is killed"),
     (Forecast(60.0, 90.0), 100.0, 7, True, "it ends in time"),
@@ -72,6 +60,3 @@ def test_a_refusal_names_the_forecast_what_is_left_and_the_last_good_step() -> N
     assert "12.3 s are left" in reason
     assert "Step 1000 is the last good one, and stays as it is" in reason
     assert "Preemption(window=)" in reason
-    _, reason = may_begin(None, math.pi, 1000, endangers=True)
-    assert "how long this save takes is not known" in reason
-    assert "would be lost if the save did not end" in reason

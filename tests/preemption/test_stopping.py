@@ -107,16 +107,16 @@ def test_the_first_to_ask_decides_whether_a_save_begins_and_gives_the_words() ->
     assert [one.should_stop() for one in team] == [True] * 3
     team[0].note_save(100.0)
     team[1].note_save(200.0)
-    said = [one.refusal(7, 6) for one in (team[1], team[0], team[2])]
+    said = [one.refusal(7, 6, int) for one in (team[1], team[0], team[2])]
     assert said == [said[0]] * 3
     assert "about 200.0 s" in said[0]
-    assert [one.refusal(8, None) for one in team] == [""] * 3
+    assert [one.refusal(8, None, int) for one in team] == [""] * 3
 
 
 def test_nothing_is_refused_before_the_stop() -> None:
     (one,) = ranks(dist.HashStore(), Preemption(signals=(), deadline=time.time() + 1000))
     one.note_save(900.0)
-    assert one.refusal(7, 6) == ""
+    assert one.refusal(7, 6, int) == ""
     assert one.should_stop(), "but the stop comes early enough for such a save"
 
 
@@ -184,6 +184,30 @@ def test_a_save_that_would_be_killed_leaves_the_last_good_step(tmp_path: Path) -
         with pytest.warns(RuntimeWarning, match="step 2 was not saved"):
             ckpt.close()
     assert [one.step for one in holdfast.Run(tmp_path).steps()] == [1]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_state_that_has_grown_since_the_last_save_is_thought_to_take_longer(
+    tmp_path: Path, background: bool, request: pytest.FixtureRequest
+) -> None:
+    """As AdamW's does in its first step: what took half of the time that is left takes twice of it at four times the size."""
+    if background:
+        request.getfixturevalue("in_background")
+    state = {"x": {"first": torch.zeros(10_000)}}
+    with holdfast.Checkpointer(tmp_path / "run", state, preemption=Preemption(window="40s")) as ckpt:
+        ckpt.step(1)
+        ckpt.save().wait("durable", 30)
+        assert not ckpt.should_stop()
+        assert ckpt._stopping._past[-1].nbytes == 40_000, "what was saved was counted"
+        ckpt._stopping.note_save(20.0, 40_000)
+        state["x"]["others"] = torch.zeros(30_000)
+        ckpt.step(2)
+        signal.raise_signal(signal.SIGUSR1)
+        assert ckpt.should_stop()
+        with pytest.raises(holdfast.Refused, match=r"step 2 of .*about 80.0 s.*Step 1 is the last good one"):
+            ckpt.save()
+        del state["x"]["others"]
+        assert ckpt.save().wait("durable", 30).step == 2
 
 
 def test_a_job_without_any_commit_tries_all_the_same(tmp_path: Path) -> None:

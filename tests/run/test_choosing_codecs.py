@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import holdfast
 from holdfast.coding import LEAST_BYTES, RENEW_SAVES, SMALLEST_BYTES, Coder, IdleCores, coder_of
 from holdfast.format.codec import RAW, ZSTD, Codec, int8, planes
-from holdfast.policy.coding import WORTH, Coding, Rates, Sample, Shown, choose
+from holdfast.policy.coding import LEVELS, WORTH, Coding, Rates, Sample, Shown, another_level, choose
 from holdfast.run.coder import Work
 from holdfast.run.contents import Contents, TensorItem
 from holdfast.run.image import ArraySource
@@ -23,6 +25,11 @@ from holdfast.store.wrap import Limit
 PLANES = Sample(ratio=0.84, rate=1.5e9)
 ZSTD_SAMPLE = Sample(ratio=0.92, rate=0.9e9)
 SAMPLES = {"planes": PLANES, "zstd": ZSTD_SAMPLE}
+TABLES = {
+    "planes": Sample(0.60, 0.9e9), "zstd:-5": Sample(0.70, 0.55e9), "zstd": Sample(0.48, 0.33e9),
+    "zstd:3": Sample(0.44, 0.22e9), "zstd:6": Sample(0.40, 0.09e9),
+}  # fmt: skip
+"""As numbers are that were widened from a smaller type: the deeper the search, the more it finds."""
 ROLES = {"model": "module", "optimizer": "optimizer"}
 
 
@@ -58,18 +65,60 @@ def test_a_lossy_codec_is_never_for_all(asked: Any) -> None:
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-def seconds(codec: str, known: Rates) -> float:
+def seconds(codec: str, known: Rates, samples: Mapping[str, Sample] = SAMPLES) -> float:
     assert known.store is not None
-    sample = SAMPLES.get(codec, Sample(1.0, float("inf")))
+    sample = samples.get(codec, Sample(1.0, float("inf")))
     return max(1 / (sample.rate * known.cores), sample.ratio / known.store)
 
 
-@given(st.floats(1e6, 1e11), st.floats(0.0, 64.0), st.sampled_from(["raw", "zstd", "planes"]))
-def test_a_choice_never_promises_to_be_later_than_raw(store: float, cores: float, current: str) -> None:
+@given(
+    st.sampled_from([SAMPLES, TABLES]), st.floats(1e6, 1e11), st.floats(0.0, 64.0), st.sampled_from(["raw", "planes", *LEVELS])
+)
+def test_a_choice_never_promises_to_be_later_than_raw(
+    samples: Mapping[str, Sample], store: float, cores: float, current: str
+) -> None:
     known = Rates(64.0, (store,), cores)
-    chosen = choose(SAMPLES, known, current).codec
-    assert chosen == "raw" or seconds(chosen, known) <= seconds("raw", known) * (1 if chosen == current else 1 - WORTH)
-    assert all(seconds(chosen, known) * (1 - WORTH) <= seconds(other, known) * (1 + 1e-12) for other in SAMPLES)
+    chosen = choose(samples, known, current).codec
+    of_chosen = seconds(chosen, known, samples)
+    assert chosen == "raw" or of_chosen <= seconds("raw", known) * (1 if chosen == current else 1 - WORTH)
+    assert all(of_chosen * (1 - WORTH) <= seconds(other, known, samples) * (1 + 1e-12) for other in samples)
+
+
+@pytest.mark.parametrize(
+    ("store", "cores", "level"),
+    [(0.05e9, 2.0, "zstd:6"), (0.19e9, 2.0, "zstd:3"), (0.3e9, 2.0, "zstd"), (0.3e9, 1.0, "zstd:-5"), (5e9, 2.0, "raw")],
+)
+def test_a_level_is_low_where_the_processor_is_scarce_and_high_where_the_store_is_slow(
+    store: float, cores: float, level: str
+) -> None:
+    levels = {name: sample for name, sample in TABLES.items() if name in LEVELS}
+    assert choose(levels, rates(store, cores)).codec == level
+
+
+def test_a_level_that_hardly_finds_more_is_not_worth_its_work() -> None:
+    levels = {"zstd": Sample(0.780, 1.1e9), "zstd:3": Sample(0.779, 0.9e9), "zstd:6": Sample(0.77, 0.1e9)}
+    assert choose(levels, rates(0.05e9)).codec == "zstd"
+
+
+@pytest.mark.parametrize(
+    ("known", "store", "cores", "level"),
+    [
+        (["zstd"], 0.1e9, 2.0, "zstd:3"),
+        (["zstd", "zstd:3"], 0.1e9, 2.0, "zstd:6"),
+        (["zstd", "zstd:3", "zstd:6"], 0.1e9, 2.0, None),
+        (["zstd", "zstd:3"], 0.21e9, 2.0, None),
+        (["zstd"], 2e9, 2.0, "zstd:-5"),
+        (["zstd", "zstd:-5"], 2e9, 2.0, None),
+        (["zstd"], None, 2.0, None),
+        (["planes"], 0.1e9, 2.0, None),
+    ],
+)
+def test_only_levels_that_could_pay_are_measured(known: list[str], store: float | None, cores: float, level: str | None) -> None:
+    assert another_level({name: TABLES[name] for name in known}, rates(store, cores)) == level
+
+
+def test_what_the_usual_level_finds_nothing_in_is_not_searched_deeper() -> None:
+    assert another_level(SAMPLES, rates(0.01e9)) is None
 
 
 @pytest.mark.parametrize(
@@ -275,3 +324,24 @@ def test_on_a_slow_store_a_run_comes_to_code_and_says_why(caplog: pytest.LogCapt
     assert saved[2].new_bytes < 0.9 * saved[0].new_bytes
     assert "coding of model (float32): planes: 0.8" in caplog.text
     assert "the store takes 0.03 GB/s" in caplog.text
+
+
+def test_on_a_slow_store_what_can_be_searched_deeper_is_and_reads_as_ever(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "holdfast")
+    draw = np.random.default_rng(0)
+    words = [draw.integers(97, 123, draw.integers(2, 12), np.uint8) for _ in range(3000)]
+    text = np.concatenate([words[i] for i in (draw.random(LEAST_BYTES // 5) ** 2 * 3000).astype(int)])[:LEAST_BYTES]
+    store = Limit(MemoryStore("text"), 20e6)
+    session, coder = Session(store, {}), adaptive()
+    saved = []
+    for step in (1, 2):
+        shifted = np.roll(text, step)  # so that nothing is left where it lies
+        source = ArraySource(shifted)
+        one = TensorItem("model.w", ("model", "w"), "uint8", shifted.shape, "model", source)
+        saved.append(session.save(Contents([one], roles={"model": "dict"}), step, coding=coder).commit)
+    assert saved[1].codecs == ["zstd"]
+    assert "coding of model (uint8): zstd:" in caplog.text
+    with holdfast.open(store, step=2) as checkpoint:
+        assert ZSTD in checkpoint.index.codecs
+        assert {codec.level for codec in checkpoint.index.codecs} == {1}, "an index says nothing of levels"
+        assert np.array_equal(checkpoint["model.w"][:].numpy(), np.roll(text, 2))

@@ -286,8 +286,8 @@ class Engine:
         is_current = arena is not None and arena is member.arena
         member.last_step = max(member.last_step, message.step)
         if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
-            if version.turn == message.turn:  # maybe before this rank knew of it
-                self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
+            # maybe before this rank knew of it; maybe they have even begun it again since
+            self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
             if is_current:
                 self._tell(rank, Free(message.slot))
             return

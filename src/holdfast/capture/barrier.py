@@ -1,17 +1,20 @@
 """The barrier before the optimizer: one hook for all optimizers of the process, which waits for copies of what it will change.
 
 It is torch's global step pre-hook, which fires for every `torch.optim.Optimizer`, also where a scheduler has wrapped `step`. An
-optimizer that does not fire it is never relied upon.
+optimizer that does not fire it is never relied upon. Whoever loads into a part of the state waits in the same way: see `Guard`.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 
 class Held(Protocol):
@@ -65,6 +68,44 @@ def hold_all() -> None:
     """Return when nothing is being copied any more: for whoever changes state other than by an optimizer's step."""
     for held in _alive():
         held.hold(None)
+
+
+class Guard:
+    """Has `load_state_dict` of modules and torch optimizers wait for what is being copied, until it is removed.
+
+    Other kinds of loading are told by evidence only, as any change is.
+    """
+
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+
+    def cover(self, parts: Sequence[Any]) -> None:
+        """These parts from now on, and no others; of a module also the modules in it. Keeps none of them alive."""
+        self.remove()
+        for part in parts:
+            if isinstance(part, torch.nn.Module):
+                found = [module for module in part.modules() if not isinstance(module, torch.jit.ScriptModule)]
+                self._handles += [module.register_load_state_dict_pre_hook(_wait) for module in found]  # type: ignore[no-untyped-call]
+            elif isinstance(part, torch.optim.Optimizer) and hasattr(part, "_optimizer_load_state_dict_pre_hooks"):
+                self._handles.append(part.register_load_state_dict_pre_hook(_wait))
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class _Wait:
+    """Waits when it is called; a copy of it, with the module that has it, does nothing, and needs no holdfast to be unpickled."""
+
+    def __call__(self, *loading: Any) -> None:
+        hold_all()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (partial, id)  # what takes any arguments and does nothing with them
+
+
+_wait = _Wait()
 
 
 def _alive() -> list[Held]:

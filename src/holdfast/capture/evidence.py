@@ -21,6 +21,7 @@ class Evidence:
     """
 
     def __init__(self, rows: Sequence[Row], turn: int) -> None:
+        self._lazy = rows
         self._versions = {row.ready: tensor._version for row in rows if (tensor := row.tensor) is not None}
         self._rows = [row for row in rows if row.bytes is not None]
         self._probes = _joined([probe for row in self._rows for probe in row.probes])
@@ -32,6 +33,10 @@ class Evidence:
         """Whether torch says that a row's tensor was changed since the call; asked right after it was copied."""
         tensor = row.tensor
         return tensor is not None and tensor._version != self._versions.get(row.ready, tensor._version)
+
+    def moved(self) -> list[Row]:
+        """All rows of which torch says so."""
+        return [row for row in self._lazy if self.has_moved(row)]
 
     def differing(self, slot: Bytes) -> list[Row]:
         """Rows whose copy is not what was noted at the call."""

@@ -144,13 +144,15 @@ class Saver:
         self._free: set[int] = set()
         self._shots: dict[int, Shot] = {}
         """By slot."""
-        self._handles: dict[int, tuple[Handle, float]] = {}
-        """By step: those that are under way, and when they began."""
+        self._handles: dict[int, tuple[Handle, float, int]] = {}
+        """By step: those that are under way, when they began, and how many bytes the state had then."""
+        self._nbytes = 0
+        """Of the state, since it has consisted of these tensors."""
         self._turns: dict[int, int] = {}
         """How many times a step was begun; the last one only."""
         self._problems: list[HoldfastError] = []
         """For the trainer's next call."""
-        self._durations: list[float] = []
+        self._durations: list[tuple[float, int]] = []
         self._fatal: HoldfastError | None = None
         self._turn = 0
         self.last_durable: tuple[int, float] | None = None
@@ -158,6 +160,7 @@ class Saver:
         self._work: queue.SimpleQueue[tuple[Shot, Handle, Begin] | None] = queue.SimpleQueue()
         self._copier = threading.Thread(target=self._copy_all, name="holdfast-capture", daemon=True)
         self._copier.start()
+        self._guard = barrier.Guard()
         barrier.install()
 
     @property
@@ -181,8 +184,7 @@ class Saver:
         Raises:
             DoesNotFit: not one version of it.
         """
-        tensors = self._view.look().contents.tensors
-        nbytes = sum(item.source.nbytes for item in tensors if item.source is not None)
+        nbytes = self._view.look().contents.nbytes
         least = nbytes // self._here if self._is_shared else nbytes
         if not versions(least, self._here, self._memory, free_bytes()):
             raise DoesNotFit(least * self._here, self._memory)
@@ -214,7 +216,7 @@ class Saver:
             barrier.unwatch(old)
             old.release()
         handle = Handle(orders.step, self._attempt, "begun")
-        self._handles[orders.step] = (handle, start)
+        self._handles[orders.step] = (handle, start, self._nbytes)
         step = orders.step
         shot = Shot(rows, at_once, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
         self._turn += 1
@@ -239,7 +241,7 @@ class Saver:
             Superseded, Refused: training must not go on so.
         """
         now = time.monotonic()
-        for step, (handle, began) in list(self._handles.items()):
+        for step, (handle, began, _) in list(self._handles.items()):
             if now - began > self._seconds and not handle.is_over:
                 self._fail(step, Deadline(f"step {step} is not durable after {now - began:.0f} s; the writer goes on trying"))
         with self._lock:
@@ -248,8 +250,8 @@ class Saver:
             found, self._problems = self._problems, []
         return found
 
-    def durations(self) -> list[float]:
-        """Seconds from the call to durable of what has become so since this was asked last."""
+    def durations(self) -> list[tuple[float, int]]:
+        """Seconds from the call to durable, and bytes of the state, of what has become so since this was asked last."""
         with self._lock:
             found, self._durations = self._durations, []
         return found
@@ -261,7 +263,7 @@ class Saver:
             Deadline: not in time.
         """
         until = time.monotonic() + seconds
-        for handle, _ in list(self._handles.values()):
+        for handle, _, _ in list(self._handles.values()):
             handle_left = max(0.0, until - time.monotonic())
             try:
                 handle.wait(DURABLE, handle_left)
@@ -272,6 +274,7 @@ class Saver:
 
     def close(self, seconds: float) -> None:
         """Let go of everything. What is under way the agent goes on with."""
+        self._guard.remove()
         self._work.put(None)
         self._copier.join(seconds)
         for shot in self._shots.values():
@@ -325,7 +328,8 @@ class Saver:
 
     def _take(self, look: Look) -> None:
         """Tell the engine what the state consists of now."""
-        self._contents = look.contents
+        self._contents, self._nbytes = look.contents, look.contents.nbytes
+        self._guard.cover([part for _, part in self._state.parts])
         with self._lock:
             self._tables += 1
             self._number = self._tables
@@ -407,10 +411,10 @@ class Saver:
             ref = StepRef(message.step, message.attempt)
             self._committed(ref)
             if found is not None:
-                handle, began = found
+                handle, began, nbytes = found
                 self.last_durable = (message.step, began)
                 with self._lock:
-                    self._durations.append(time.monotonic() - began)
+                    self._durations.append((time.monotonic() - began, nbytes))
                 handle.reach(DURABLE)
                 self._handles.pop(message.step, None)
             return

@@ -58,6 +58,7 @@ class Shot:
         """Holders and digest of each replica."""
         self.error: HoldfastError | None = None
         self._held_seconds = self._holding_since = 0.0
+        self._was_held = False
         self.call_seconds = 0.0
         """Of the call of `step`, when it has returned."""
         self._flights: dict[torch.device, Flight] = {}
@@ -140,13 +141,17 @@ class Shot:
 
     def hold(self, optimizer: int | None) -> None:
         """Return when an optimizer (its `id`; None: anybody) may change its tensors. This thread copies meanwhile, too."""
-        if not self._left and not self._audit and not self._replicas and not self._is_flying:
+        is_first, self._was_held = not self._was_held, True
+        is_over = not self._left and not self._audit and not self._replicas and not self._is_flying
+        if is_over and not (is_first and isinstance(self.error, Torn)):
             return
         start = time.perf_counter()
         self._holding_since = self._holding_since or start
         self._drain(list(self._jobs) if optimizer is None else [optimizer, UNOWNED, AT_ONCE])
         self._prove(optimizer)
         self._hold_up_devices(optimizer)
+        if is_first and isinstance(self.error, Torn):
+            self._distrust()
         self._held_seconds += time.perf_counter() - start
         self._holding_since = 0.0
 
@@ -305,6 +310,11 @@ class Shot:
             if digest(copied) != digest(row.bytes[start : start + len(copied)]):
                 return False
         return True
+
+    def _distrust(self) -> None:
+        """What else has moved as well: else each of many buffers would cost a capture. Before any optimizer steps only."""
+        for row in self._evidence.moved():
+            row.trust = Trust.BROKEN
 
     def _broken(self, row: Row) -> None:
         row.trust = Trust.BROKEN

@@ -12,6 +12,7 @@ import typer
 from ..errors import NoCheckpoint
 from .amounts import parse_size
 from .checkup import check_machine, check_place, check_room
+from .control_groups import agent_status, check_control_group
 from .findings import FAILED, Finding
 from .machine import versions
 from .place import Place, existing_directory, find_run
@@ -33,7 +34,13 @@ def doctor(
         findings = list(check_place(directory, None if quick else probe_bytes))
         if place is not None:
             run = outlook(place, quick, advance)
-    findings += [check_room(directory, run.next_bytes, run.recycled_bytes), *check_machine(run.next_bytes), *run.findings]
+    status = agent_status(place.store.url) if place is not None else None
+    findings += [
+        check_room(directory, run.next_bytes, run.recycled_bytes),
+        *check_machine(run.next_bytes),
+        check_control_group(directory if place is not None else None, status),
+        *run.findings,
+    ]
     failed = [finding for finding in findings if finding.status == FAILED]
     if as_json:
         print_json(

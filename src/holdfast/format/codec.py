@@ -6,7 +6,7 @@ but `int8`, whose raw bytes are, for whoever reads and checks them, those that d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Corrupt, Unsupported
@@ -20,6 +20,8 @@ class Codec:
     version: int = 1
     parameters: str = ""
     """JSON, or empty. Of `planes`: the item size in bytes. Of `int8`: the dtype, in quotes."""
+    level: int = field(default=1, compare=False)
+    """How hard a writer of `zstd` searches. It is not in the index: frames of all levels are read alike."""
 
     @property
     def is_lossy(self) -> bool:
@@ -32,6 +34,11 @@ _PLANES = {str(size): size for size in (2, 4, 8)}
 _INT8 = {f'"{name}"': name for name in ("float32", "bfloat16", "float16")}
 FOR_EVER = frozenset({"raw", "zstd"})
 """Names of the codecs that steps may have that are kept for ever."""
+
+
+def zstd(level: int) -> Codec:
+    """`zstd`, written at a level of the zstd library."""
+    return Codec("zstd", level=level)
 
 
 def planes(item_bytes: int) -> Codec:
@@ -62,7 +69,7 @@ def encode(codec: Codec, raw: Any, out: Any = None) -> Any:
     if codec.name == "zstd":
         from .frames import compress
 
-        return compress(raw)
+        return compress(raw, codec.level)
     return raw
 
 

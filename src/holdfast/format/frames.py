@@ -10,9 +10,9 @@ from ..errors import Corrupt
 _kept = threading.local()
 
 
-def compress(data: Any) -> bytes:
-    """One frame of level 1, for bytes of any kind."""
-    return bytes(_compressor("level").compress(data))
+def compress(data: Any, level: int = 1) -> bytes:
+    """One frame, for bytes of any kind."""
+    return bytes(_compressor(level).compress(data))
 
 
 def compress_symbols(data: Any) -> bytes:
@@ -20,16 +20,17 @@ def compress_symbols(data: Any) -> bytes:
 
     Against level 1 it is two to three times as fast on the exponents of trained weights and first moments, and as small.
     """
-    return bytes(_compressor("symbols").compress(data))
+    return bytes(_compressor(None).compress(data))
 
 
-def _compressor(kind: str) -> Any:
-    """This thread's compressor of a kind: they are not made for two threads, and cost more to make than to use."""
+def _compressor(level: int | None) -> Any:
+    """This thread's compressor of a level, or of symbols: none is for two threads, and they cost more to make than to use."""
     import zstandard
 
-    if not hasattr(_kept, kind):
-        if kind == "level":
-            made = zstandard.ZstdCompressor(level=1)
+    kept = _kept.__dict__.setdefault("compressors", {})
+    if level not in kept:
+        if level is not None:
+            kept[level] = zstandard.ZstdCompressor(level=level)
         else:
             # a target length of 0 is what keeps literals entropy-coded with the fast strategy
             parameters = zstandard.ZstdCompressionParameters(
@@ -41,9 +42,8 @@ def _compressor(kind: str) -> Any:
                 min_match=7,
                 target_length=0,
             )
-            made = zstandard.ZstdCompressor(compression_params=parameters)
-        setattr(_kept, kind, made)
-    return getattr(_kept, kind)
+            kept[level] = zstandard.ZstdCompressor(compression_params=parameters)
+    return kept[level]
 
 
 def decompress(frame: Any, nbytes: int) -> bytes:

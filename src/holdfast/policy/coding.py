@@ -16,6 +16,11 @@ RAW, ADAPTIVE, LOSSY = "raw", "adaptive", "int8"
 CODECS = ("raw", "zstd", "planes", ADAPTIVE, LOSSY)
 WORTH = 0.08
 """Another codec must promise to be this much sooner before the choice changes: about half of what planes can gain at most."""
+LEVELS = {"zstd:-5": -5, "zstd": 1, "zstd:3": 3, "zstd:6": 6}
+"""What `adaptive` may choose of zstd. Above 6, what hardly shrinks more takes twice as long."""
+_FAST, _USUAL, _DEEPER = "zstd:-5", "zstd", ("zstd:3", "zstd:6")
+_SAME = 0.02
+"""Codecs whose times differ by less are equally soon: then the one that takes the processor least is chosen."""
 _BUSY = 0.8
 """A store that was at work this share of the time is what a save waited for."""
 _REMEMBERED = 5
@@ -147,6 +152,30 @@ class Choice:
     reason: str
 
 
+def another_level(samples: Mapping[str, Sample], rates: Rates) -> str | None:
+    """The level of zstd that is worth a sample next, by those that are there; None where no other one could pay.
+
+    A faster one where the processor would hold the store up; deeper ones where the store is waited for, as long as they gain.
+    """
+    usual, store = samples.get(_USUAL), rates.store
+    if usual is None or store is None or usual.ratio >= 1 - WORTH:
+        return None
+
+    def holds_the_store_up(sample: Sample) -> bool:
+        return sample.rate * rates.cores * sample.ratio < store
+
+    if holds_the_store_up(usual):
+        return None if _FAST in samples else _FAST
+    last = usual
+    for name in _DEEPER:
+        if name not in samples:
+            return name
+        if samples[name].ratio > (1 - _SAME) * last.ratio or holds_the_store_up(samples[name]):
+            return None
+        last = samples[name]
+    return None
+
+
 def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> Choice:
     """The codec with which a class is durable soonest; `current` unless another one is better by WORTH, or raw is better at all.
 
@@ -171,6 +200,9 @@ def choose(samples: Mapping[str, Sample], rates: Rates, current: str = RAW) -> C
     stays = current if current in samples and seconds(current) <= seconds(RAW) else RAW
     if seconds(best) > (1 - WORTH) * seconds(stays):
         best = stays
+    else:
+        enough = min((1 - WORTH) * seconds(stays), seconds(best) / (1 - _SAME))
+        best = max((name for name in samples if seconds(name) <= enough), key=lambda name: samples[name].rate)
     told = f"the store takes {_rate(store)}, {rates.cores:.1f} cores are free"
     if best != RAW:
         return Choice(best, f"{samples[best].ratio:.2f} of its size at {_rate(samples[best].rate)} a core; {told}")

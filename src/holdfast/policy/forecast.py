@@ -27,7 +27,7 @@ class Forecast:
 
     likely: float
     worst: float
-    """With a margin: what must be left where a save that does not end would do harm."""
+    """With a margin: so long before its end a job is to stop."""
 
 
 def forecast(past: Sequence[Past], nbytes: int = 0) -> Forecast | None:
@@ -43,30 +43,23 @@ def forecast(past: Sequence[Past], nbytes: int = 0) -> Forecast | None:
     return Forecast(slowest, slowest * MARGIN)
 
 
-def may_begin(
-    expected: Forecast | None, seconds_left: float | None, last_good: int | None, endangers: bool = False
-) -> tuple[bool, str]:
+def may_begin(expected: Forecast | None, seconds_left: float | None, last_good: int | None) -> tuple[bool, str]:
     """Whether to begin a save before a deadline; and if not, the reason in words.
+
+    One that is killed harms none that is durable: its commit comes last, what is pruned is pruned after that, and only files that
+    were retired before are written over. So what is likely to end in time is begun.
 
     Args:
         expected: None where no save was made yet. seconds_left: until the job is killed; None if nobody says so; 0 when that
-            time has passed and the job still runs: then it was no deadline, and counts only against what does harm.
+            time has passed and the job still runs: then it was no deadline.
         last_good: the last step that is durable; None if there is none, so that there is nothing to lose.
-        endangers: the last good step is lost if this save begins and does not end: it takes its memory, or its room on a disk.
     """
-    if seconds_left is None or last_good is None:
+    if seconds_left is None or last_good is None or expected is None:
         return True, ""
-    if expected is None:
-        if not endangers:
-            return True, ""
-        thinks = "how long this save takes is not known"
-    else:
-        needs = expected.worst if endangers else expected.likely
-        if needs <= seconds_left or (seconds_left <= 0 and not endangers):
-            return True, ""
-        thinks = f"it takes about {expected.likely:.1f} s, {expected.worst:.1f} s at worst"
-    harm = "would be lost if the save did not end" if endangers else "stays as it is"
+    if expected.likely <= seconds_left or seconds_left <= 0:
+        return True, ""
     return False, (
-        f"this save is not begun: {thinks}, and {seconds_left:.1f} s are left until the job is killed. "
-        f"Step {last_good} is the last good one, and {harm}. If there is more time, say so: Preemption(window=) or (deadline=)"
+        f"this save is not begun: it takes about {expected.likely:.1f} s, {expected.worst:.1f} s at worst, and "
+        f"{seconds_left:.1f} s are left until the job is killed. Step {last_good} is the last good one, and stays as it is. "
+        "If there is more time, say so: Preemption(window=) or (deadline=)"
     )

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable
 
 from ..policy.forecast import LAST, Forecast, Past, forecast, may_begin
 from ..run.agreement import Stop, StopRegister
@@ -92,7 +93,8 @@ class Stopping:
         return min(seconds, left) if left else seconds
 
     def note_save(self, seconds: float, nbytes: int = 0) -> None:
-        """A save took so long until it was durable: the next one is thought to take as long, and the stop comes early enough."""
+        """A save of so many bytes, 0 if they were not counted, took so long until it was durable: the next one is thought to take
+        as long, and the stop comes early enough."""
         self._past.append(Past(seconds, nbytes))
         self._be_in_time()
 
@@ -100,17 +102,17 @@ class Stopping:
         """What the next save will take, by what this rank has seen."""
         return forecast(tuple(self._past), nbytes)
 
-    def refusal(self, step: int, last_good: int | None, nbytes: int = 0, endangers: bool = False) -> str:
+    def refusal(self, step: int, last_good: int | None, nbytes: Callable[[], int]) -> str:
         """Why the save of `step` must not begin any more; empty if it may. The same on all ranks: the first to ask decides.
 
         Args:
-            last_good: the last durable step. nbytes, endangers: as for `forecast` and `may_begin`.
+            last_good: the last durable step. nbytes: tells how large the state is now; asked only if the job stops.
         Raises:
             BoardGone
         """
         if self._stop is None:
             return ""
-        _, reason = may_begin(self.forecast(nbytes), self.seconds_left(), last_good, endangers)
+        _, reason = may_begin(self.forecast(nbytes()), self.seconds_left(), last_good)
         if self._team is None:
             return reason
         return self._team.board.decide(f"stop/{self._topic}/save/{step}", f"={reason}".encode()).decode()[1:]

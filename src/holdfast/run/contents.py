@@ -53,3 +53,8 @@ class Contents:
     streams: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By role, for what belongs to ranks: those that hold the same stream as this one. Such names are no structure: each rank has
     others, and knows itself who else has them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensors' bytes that this writer holds."""
+        return sum(item.source.nbytes for item in self.tensors if item.source is not None)
