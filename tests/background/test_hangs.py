@@ -23,7 +23,7 @@ from .lives import agents_in, kill, nothing_is_left, status
 pytestmark = pytest.mark.slow
 MEANWHILE = 60
 """Steps that are taken while the agent hangs."""
-DEADLINE = 4.0
+DEADLINE = 3.0
 
 
 class Trainer:

@@ -35,7 +35,7 @@ LAST = 3
 BEFORE, BEGUN, CAPTURE_IS_OVER, WRITING, COMMITTED = "before", "during capture", "captured", "during the write", "committed"
 HELD = "captured by an agent that was stopped before, and has not read a word of it"
 PHASES = [BEFORE, BEGUN, CAPTURE_IS_OVER, WRITING, COMMITTED]
-TELLINGS = 20
+TELLINGS = 10
 SCALE = 8
 """Of the job: some 70 MB of state, so that phases take long enough to be met."""
 

@@ -22,8 +22,8 @@ KILLS = 2000 if os.environ.get("HOLDFAST_SOAK") == "1" else 200
 WORLDS = [1, 1, 4]
 AGENT_KILLS = 3
 """The most in one life: the job goes on after each."""
-LONGEST_SECONDS = 0.4
-STARTING_SECONDS = 0.8
+LONGEST_SECONDS = 0.25
+STARTING_SECONDS = 0.5
 """From the start of a life: some kills meet it while it resumes."""
 KILLS_OF_ONE_RUN = 50
 
