@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from pathlib import Path
 
 import torch.distributed as dist
 
 import holdfast
-from holdfast.handle import CAPTURED, DURABLE
+from holdfast.handle import DURABLE, Handle
 
 from .job import Job, live_here
+from .lives import until
 
 NODES = ("a", "b")
 
@@ -68,8 +70,37 @@ def save_and_stay(run: Path, sockets: Path, level: str, scale: int = 1) -> None:
     threading.Event().wait()
 
 
+def save_when_told(run: Path, sockets: Path, deadline: float, most: int) -> dict[int, str]:
+    """One durable step; others when the test says so, until one has not failed. How those have ended: an error, or nothing."""
+    live_on_a_node(sockets)
+    job, outcomes, step = Job(), {}, 1
+    with checkpointer(run, job, deadline) as ckpt:
+        assert ckpt.resume() == 0
+        job.train(step)
+        handle = ckpt.step(step)
+        assert handle is not None
+        handle.wait(DURABLE, 30)
+        (run.parent / f"stays-{dist.get_rank()}").touch()
+        until(lambda: (run.parent / "go on").exists(), "the test lets it go on")
+        while step < most and outcomes.get(step) != "":
+            step += 1
+            job.train(step)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                handle = ckpt.step(step)
+            outcomes[step] = _ended(handle)
+    return outcomes
+
+
+def _ended(handle: Handle | None) -> str:
+    if handle is None:
+        return "left out"
+    try:
+        handle.wait(DURABLE, 30)
+    except holdfast.HoldfastError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def has_stayed(run: Path, world: int) -> bool:
     return all((run.parent / f"stays-{rank}").exists() for rank in range(world))
-
-
-__all__ = ["CAPTURED", "DURABLE", "NODES", "checkpointer", "has_stayed", "live_on_a_node", "look", "save_and_stay", "save_steps"]

@@ -1,18 +1,61 @@
-"""Agents of several nodes save together: what is committed without any trainer, and what is given up, when and with which words."""
+"""Agents of several nodes save together: what is committed without any trainer; what is given up, when, and with which words."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from typing import Any
 
+import pytest
 from ranks import pool
 from ranks.pools import Pool
 
 import holdfast
+from holdfast.agent.links import ask
+from holdfast.agent.messages import Ask, Told
+from holdfast.handle import CAPTURED
+from holdfast.run.status import Status
+from holdfast.store.locate import open_store
 
-from .lives import nothing_is_left, until
-from .on_nodes import CAPTURED, has_stayed, look, save_and_stay, save_steps
+from .lives import kill, nothing_is_left, until
+from .on_nodes import NODES, has_stayed, look, save_and_stay, save_steps, save_when_told
 
 WORLD = 4
+MOST = 8
+"""Steps, with which a life is at its end."""
+
+
+def status_of(run: Path, node: str) -> Status:
+    """What the agent of a node says of itself."""
+    told = ask(open_store(run).url, node, Ask(), 5.0)
+    assert isinstance(told, Told)
+    return told.status
+
+
+def level_of(run: Path, node: str, step: int) -> str:
+    """How far an agent is with a step; "" where it knows nothing of it."""
+    return next((save.level for save in status_of(run, node).saves if save.step == step), "")
+
+
+class Stage:
+    """A job on two nodes that has one durable step, and waits to be told to go on."""
+
+    def __init__(self, directory: Path, sockets: Path, deadline: float, most: int = MOST) -> None:
+        self.run = directory / "run"
+        self.crew = Pool(WORLD)
+        self.crew.start(save_when_told, self.run, sockets, deadline, most)
+        until(lambda: has_stayed(self.run, WORLD), "all ranks have a durable step")
+
+    def go_on(self) -> None:
+        (self.run.parent / "go on").touch()
+
+    def outcomes(self) -> list[Any]:
+        """How each rank's saves have ended."""
+        try:
+            return self.crew.results(timeout=60, catch=True)
+        finally:
+            self.crew.close(at_once=True)
 
 
 def test_what_two_nodes_save_is_loaded_in_every_bit_and_has_files_of_nodes(in_background: Path, tmp_path: Path) -> None:
@@ -24,8 +67,8 @@ def test_what_two_nodes_save_is_loaded_in_every_bit_and_has_files_of_nodes(in_ba
         with holdfast.open(run, step=step.step) as checkpoint:
             assert checkpoint.verify() == []
     assert pool(WORLD).run(look, run, in_background) == [(3, [])] * WORLD
-    assert not (run / "agents").exists() or list((run / "agents").iterdir()) == []
     nothing_is_left(in_background)
+    assert list((run / "agents").iterdir()) == []
 
 
 def test_every_trainer_killed_what_was_captured_is_committed_by_the_agents(in_background: Path, tmp_path: Path) -> None:
@@ -36,4 +79,64 @@ def test_every_trainer_killed_what_was_captured_is_committed_by_the_agents(in_ba
     crew.close(at_once=True)
     until(lambda: holdfast.Run(run).latest().step == 2, "the agents commit it")
     assert pool(WORLD).run(look, run, in_background, 8) == [(2, [])] * WORLD
+    nothing_is_left(in_background)
+
+
+@pytest.mark.parametrize("victim", NODES)
+def test_an_agent_killed_the_step_is_given_up_and_a_later_one_is_saved_with_another(
+    in_background: Path, tmp_path: Path, victim: str
+) -> None:
+    """Both for the node that leads and for another."""
+    stage = Stage(tmp_path, in_background, 10)
+    pid = status_of(stage.run, victim).pid
+    os.kill(pid, signal.SIGSTOP)  # it takes no part in what is begun from here on
+    stage.go_on()
+    other = NODES[1 - NODES.index(victim)]
+    until(lambda: level_of(stage.run, other, 2) == "writing", "the other agent begins to write")
+    kill(pid)
+    outcomes = stage.outcomes()
+    assert all(isinstance(one, dict) for one in outcomes), outcomes
+    last = {max(one) for one in outcomes}
+    assert len(last) == 1
+    [saved] = last
+    assert 2 < saved < MOST
+    assert [one[saved] for one in outcomes] == [""] * WORLD, outcomes
+    here, there = (outcomes[:2], outcomes[2:]) if victim == "a" else (outcomes[2:], outcomes[:2])
+    assert all("is gone" in one[2] for one in here), here
+    assert all(f"node {victim} (ranks " in one[2] for one in there), there
+    assert pool(WORLD).run(look, stage.run, in_background) == [(saved, [])] * WORLD
+    nothing_is_left(in_background)
+
+
+def test_a_node_whose_agent_hangs_is_named_at_the_deadline(in_background: Path, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, in_background, 5, most=2)
+    pid = status_of(stage.run, "b").pid
+    os.kill(pid, signal.SIGSTOP)
+    stage.go_on()
+    until(lambda: status_of(stage.run, "a").failed_saves == 1, "the other node gives it up")
+    os.kill(pid, signal.SIGCONT)
+    outcomes = stage.outcomes()
+    assert [isinstance(one, dict) for one in outcomes] == [True] * WORLD, outcomes
+    assert all("node b (ranks 2, 3)" in one[2] for one in outcomes), outcomes
+    latest = holdfast.Run(stage.run).latest()
+    assert latest is not None
+    assert latest.step == 2, "leaving the `with` has saved it once more"
+    nothing_is_left(in_background)
+
+
+def test_the_trainers_of_one_node_killed_what_they_had_not_captured_is_given_up_at_once_by_all(
+    in_background: Path, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path, in_background, 600, most=2)
+    for rank in (2, 3):
+        stage.crew.kill(rank)
+    stage.go_on()
+    outcomes = stage.outcomes()
+    for rank in (0, 1):
+        assert isinstance(outcomes[rank], dict), outcomes
+        assert "node b (ranks 2, 3)" in outcomes[rank][2], outcomes
+    latest = holdfast.Run(stage.run).latest()
+    assert latest is not None
+    assert latest.step == 1
+    assert pool(WORLD).run(look, stage.run, in_background) == [(1, [])] * WORLD
     nothing_is_left(in_background)

@@ -153,6 +153,7 @@ class Engine:
                 if version.level not in OVER and rank not in version.captured:
                     text = f"rank {rank} is gone, and had not captured step {version.step} when it went"
                     self._give_up(version, ["Unavailable", text])
+            self._changed.notify_all()
 
     def join(self, rank: int) -> None:
         """A rank is back, the same process: it knows nothing of its memory any more, and is given another."""

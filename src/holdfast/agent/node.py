@@ -1,4 +1,4 @@
-"""The contents of a step as one node of several holds it: every box that its ranks hold once, whoever of them captured its rows."""
+"""The contents of a step as one node of several holds it: each box that its ranks hold once, whoever captured which rows of it."""
 
 from __future__ import annotations
 
