@@ -91,6 +91,7 @@ class Engine:
     writer: commits.
     store: of the run, as the writer has it; if it is `Marks`, it tells what the time was spent on.
     arenas: by rank, of an engine before. united: what the writer is given of what all ranks have captured.
+    node: its name, where there are several.
     """
 
     def __init__(
@@ -102,7 +103,9 @@ class Engine:
         attempt: int,
         arenas: Mapping[int, Arena] | None = None,
         united: Callable[[Sequence[Taken]], Contents] = contents_of,
+        node: str = "",
     ) -> None:
+        self.node = node
         self.ranks, self.writer, self._united = tuple(ranks), writer, united
         self._tell_rank = tell
         self._store, self._attempt = store, attempt
@@ -436,7 +439,8 @@ class Engine:
                     version.error = version.error or said_of(error)
                 elif version.written is not None:
                     version.error = None  # what came too late to stop it
-                    self.written_bytes += version.written.commit.new_bytes
+                    version.times.new_bytes = self.writer.new_bytes
+                    self.written_bytes += self.writer.new_bytes
                     self.last_committed = version.step, time.time()
                 self._end(version, version.written.attempt if version.written is not None else 0)
             if error is None:
@@ -495,7 +499,9 @@ class Engine:
             for phases in (version.times.writing, *version.times.by_rank.values()):
                 for phase in phases:
                     self.phase_seconds[phase.name] = self.phase_seconds.get(phase.name, 0.0) + phase.seconds
-            version.times.keep(self._store, version.step, self._attempt, version.error, version.is_skip, version.written)
+            version.times.keep(
+                self._store, version.step, self._attempt, self.node, version.error, version.is_skip, version.written
+            )
 
     def _write(self, version: Version) -> Step:
         """Write one version, behind its copies."""

@@ -1,4 +1,4 @@
-"""The contents of a step as one node of several holds it: each box that its ranks hold once, whoever captured which rows of it."""
+"""The contents of a step as one node of several holds it: each box that its ranks hold once, whoever captured its rows."""
 
 from __future__ import annotations
 

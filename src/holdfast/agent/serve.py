@@ -49,7 +49,7 @@ from .messages import (
 from .node import node_contents
 from .place import starting
 from .status import status_of_engine
-from .together import NodeWriter
+from .together import NodeWriter, short_name
 from .wire import Wire, peer_uid
 from .writer import SessionWriter, Writer
 
@@ -243,7 +243,14 @@ class Agent:
             with self._lock:
                 self._idle = self._idle if self._stays else message.idle_seconds
                 self._engine = Engine(
-                    message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas, _united(message)
+                    message.ranks,
+                    writer,
+                    self._tell,
+                    self._store,
+                    message.claim.attempt,
+                    arenas,
+                    _united(message),
+                    next((short_name(node) for node in message.nodes if node.ranks == message.ranks), ""),
                 )
                 self._adopted = message
             for rank in message.ranks:

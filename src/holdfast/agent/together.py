@@ -56,8 +56,12 @@ class NodeWriter(JointWriter):
 
 def name_of(node: Node) -> str:
     """A node in messages."""
-    host = node.name.partition("|")[0].partition("/")[0] if "|" in node.name else node.name
-    return f"node {host} (rank{'s' * (len(node.ranks) > 1)} {_spans(node.ranks)})"
+    return f"node {short_name(node)} (rank{'s' * (len(node.ranks) > 1)} {_spans(node.ranks)})"
+
+
+def short_name(node: Node) -> str:
+    """The host, where the name says more than that to be unique."""
+    return node.name.partition("|")[0].partition("/")[0] if "|" in node.name else node.name
 
 
 def _spans(ranks: tuple[int, ...]) -> str:

@@ -28,10 +28,14 @@ class Writer(Protocol):
 
     Attributes:
         seconds: what is not captured so long after its writing began is given up; None: it is waited for.
+        new_bytes: of the data files that it wrote itself for the last step.
     """
 
     @property
     def seconds(self) -> float | None: ...
+
+    @property
+    def new_bytes(self) -> int: ...
 
     def write(self, contents: Contents, begin: Begin, metrics: dict[str, Any], world: int, check: Check) -> Step:
         """Durable and committed on return; blocks while bytes are still being captured.
@@ -68,6 +72,7 @@ class SessionWriter:
     """The only writer of a run: for all ranks of one node. Nobody writes with it."""
 
     seconds = None
+    new_bytes = 0
 
     def __init__(self, session: Session, keep: Keep, recycle: bool, coder: Coder | None = None) -> None:
         self._session, self._keep, self._recycle, self._coder = session, keep, recycle, coder
@@ -81,6 +86,7 @@ class SessionWriter:
             metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, world=world, check=check,
             coding=self._coder,
         )  # fmt: skip
+        self.new_bytes = step.commit.new_bytes
         if begin.pin:
             pin(store, step.ref, begin.pin)
         return step
@@ -126,6 +132,10 @@ class JointWriter:
         if begin.pin and self._joint.team.leads:
             pin(self._joint.store, step.ref, begin.pin)
         return step
+
+    @property
+    def new_bytes(self) -> int:
+        return self._joint.new_bytes
 
     def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
         self._joint.refuse(step, turn, error)

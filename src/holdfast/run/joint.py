@@ -78,6 +78,8 @@ class Joint:
     """What the structures of all have in common; empty where it is not known any more."""
     _said: list[str] = field(default_factory=list)
     """Structure digests by position, of the census: the leader's."""
+    new_bytes: int = 0
+    """Of the data files that this member wrote in the last save."""
     _own: tuple[StepRef, OwnPart] | None = None
     """The last step, and what this rank wrote of it."""
     _probes: dict[ItemKey, bytes] = field(default_factory=dict)
@@ -224,6 +226,7 @@ class Joint:
         except BaseException:
             self._clean(order, own)
             raise
+        self.new_bytes = sum(file.bytes for file in own[0].part.files)
         if step.kind == "full":
             self._own, self._probes = (step.ref, own[0]), (self._probes if order.base else {}) | own[0].probes
         with contextlib.suppress(HoldfastError):
