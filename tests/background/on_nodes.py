@@ -55,6 +55,24 @@ def look(run: Path, sockets: Path, scale: int = 1) -> tuple[int, list[str]]:
         return step, job.wrong(step)
 
 
+def look_in_memory(run: Path, sockets: Path, scale: int) -> tuple[int, list[str], list[int]]:
+    """As `look`, and how many bytes this rank has read from the memory of its node's agent: of each loading."""
+    from holdfast.agent import recall
+
+    read: list[int] = []
+    forget = recall.Remembering.forget
+
+    def count(self: recall.Remembering) -> None:
+        read.append(self.read_bytes)
+        forget(self)
+
+    recall.Remembering.forget = count  # type: ignore[method-assign]
+    try:
+        return (*look(run, sockets, scale), read)
+    finally:
+        recall.Remembering.forget = forget  # type: ignore[method-assign]
+
+
 def save_and_stay(run: Path, sockets: Path, level: str, scale: int = 1) -> None:
     """One durable step, and another up to a level; then wait for the test to kill this rank."""
     live_on_a_node(sockets)

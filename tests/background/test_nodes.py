@@ -18,8 +18,9 @@ from holdfast.handle import CAPTURED
 from holdfast.run.status import Status
 from holdfast.store.locate import open_store
 
+from .job import SHAPES, whole
 from .lives import kill, nothing_is_left, until
-from .on_nodes import NODES, has_stayed, look, save_and_stay, save_steps, save_when_told
+from .on_nodes import NODES, has_stayed, look, look_in_memory, save_and_stay, save_steps, save_when_told
 
 WORLD = 4
 MOST = 8
@@ -36,6 +37,11 @@ def status_of(run: Path, node: str) -> Status:
 def level_of(run: Path, node: str, step: int) -> str:
     """How far an agent is with a step; "" where it knows nothing of it."""
     return next((save.level for save in status_of(run, node).saves if save.step == step), "")
+
+
+def latest_of(run: Path) -> int:
+    latest = holdfast.Run(run).latest()
+    return 0 if latest is None else latest.step
 
 
 class Stage:
@@ -77,8 +83,11 @@ def test_every_trainer_killed_what_was_captured_is_committed_by_the_agents(in_ba
     crew.start(save_and_stay, run, in_background, CAPTURED, 8)
     until(lambda: has_stayed(run, WORLD), "all ranks have captured the step")
     crew.close(at_once=True)
-    until(lambda: holdfast.Run(run).latest().step == 2, "the agents commit it")
-    assert pool(WORLD).run(look, run, in_background, 8) == [(2, [])] * WORLD
+    until(lambda: latest_of(run) == 2, "the agents commit it")
+    found = pool(WORLD).run(look_in_memory, run, in_background, 8)
+    assert [(step, wrong) for step, wrong, _ in found] == [(2, [])] * WORLD
+    state_bytes = sum(8 * whole(name, 0, 8)[0].numel() for name in SHAPES) * 2
+    assert sum(sum(read) for _, _, read in found) > state_bytes // 2, "most of it comes from the memory of the agents"
     nothing_is_left(in_background)
 
 
@@ -118,9 +127,7 @@ def test_a_node_whose_agent_hangs_is_named_at_the_deadline(in_background: Path, 
     outcomes = stage.outcomes()
     assert [isinstance(one, dict) for one in outcomes] == [True] * WORLD, outcomes
     assert all("node b (ranks 2, 3)" in one[2] for one in outcomes), outcomes
-    latest = holdfast.Run(stage.run).latest()
-    assert latest is not None
-    assert latest.step == 2, "leaving the `with` has saved it once more"
+    assert latest_of(stage.run) == 2, "leaving the `with` has saved it once more"
     nothing_is_left(in_background)
 
 
@@ -135,8 +142,6 @@ def test_the_trainers_of_one_node_killed_what_they_had_not_captured_is_given_up_
     for rank in (0, 1):
         assert isinstance(outcomes[rank], dict), outcomes
         assert "node b (ranks 2, 3)" in outcomes[rank][2], outcomes
-    latest = holdfast.Run(stage.run).latest()
-    assert latest is not None
-    assert latest.step == 1
+    assert latest_of(stage.run) == 1
     assert pool(WORLD).run(look, stage.run, in_background) == [(1, [])] * WORLD
     nothing_is_left(in_background)
