@@ -225,6 +225,32 @@ def test_a_step_that_one_rank_gives_up_is_given_up_at_once_on_all_nodes_who_are_
         one.await_level(2, DURABLE)
 
 
+def test_a_step_that_one_node_leaves_out_is_left_out_on_all_and_is_no_failure(several: Callable[..., Several]) -> None:
+    job = several(seconds=600.0)
+    a, b = replicas(job)
+    for rank in (0, 1):
+        a.begin(rank, 1, 0.0)
+        a.captured(rank, 1)
+    b.engine.receive(2, Dropped(1, ["Unavailable", "rank 2: no memory was free"], True))
+    a.await_level(1, FAILED)
+    assert "node b (rank 2): rank 2: no memory was free" in a.error(1)
+    assert [(one.engine.counts["skipped"], one.engine.counts[FAILED]) for one in (a, b)] == [(1, 0)] * 2
+
+
+def test_what_all_ranks_leave_out_is_no_word_between_nodes(several: Callable[..., Several]) -> None:
+    job = several()
+    a, b = replicas(job)
+    for step in range(1, 20):
+        for one in (a, b):
+            for rank in one.node.ranks:
+                one.engine.receive(rank, Dropped(step, ["Unavailable", "no memory was free"], True, by_all=True))
+    save_replicas(a, b, 20, numbers())
+    for one in (a, b):
+        one.await_level(20, DURABLE)
+    few = len(list((job.run / board_folder(1)).iterdir()))
+    assert few < 20, "those of one save"
+
+
 def test_a_step_that_is_being_written_when_a_rank_finds_it_torn_is_not_committed(several: Callable[..., Several]) -> None:
     job = several(seconds=600.0)
     a, b = replicas(job)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 
 import holdfast
+from holdfast.agent.links import ask
+from holdfast.agent.messages import Ask, Told
 from holdfast.handle import DURABLE, Handle
+from holdfast.run.store_board import board_folder
+from holdfast.store.locate import open_store
 
 from .job import Job, live_here
 from .lives import until
+from .test_leaks import held_by
 
 NODES = ("a", "b")
 
@@ -44,6 +50,37 @@ def save_steps(run: Path, sockets: Path, steps: int) -> list[str]:
             job.train(number)
             ckpt.step(number)
     return wrong
+
+
+@dataclass(frozen=True)
+class AgentHas:
+    """What the agent of this rank's node has, and how many files the board of all."""
+
+    descriptors: int
+    arenas: int
+    mappings: int
+    threads: int
+    on_board: int
+
+
+def save_often(run: Path, sockets: Path, first: int, saves: int) -> tuple[AgentHas, AgentHas]:
+    """What there is after the first saves, and after all."""
+    node = live_on_a_node(sockets)
+    job, found = Job(), []
+    with checkpointer(run, job) as ckpt:
+        ckpt.resume()
+        for step in range(1, saves + 1):
+            job.train(step)
+            handle = ckpt.step(step)
+            assert handle is not None
+            handle.wait(DURABLE, 30)
+            if step in (first, saves):
+                told = ask(open_store(run).url, node, Ask(), 5.0)
+                assert isinstance(told, Told)
+                held = held_by(told.status.pid)
+                on_board = len(list((run / board_folder(1)).iterdir()))
+                found.append(AgentHas(held.descriptors, held.arenas, held.mappings, held.threads, on_board))
+    return found[0], found[1]
 
 
 def look(run: Path, sockets: Path, scale: int = 1) -> tuple[int, list[str]]:

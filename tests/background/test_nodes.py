@@ -20,8 +20,9 @@ from holdfast.store.locate import open_store
 
 from .job import SHAPES, whole
 from .lives import kill, nothing_is_left, until
-from .on_nodes import NODES, has_stayed, look, look_in_memory, save_and_stay, save_steps, save_when_told
+from .on_nodes import NODES, has_stayed, look, look_in_memory, save_and_stay, save_often, save_steps, save_when_told
 
+pytestmark = pytest.mark.slow
 WORLD = 4
 MOST = 8
 """Steps, with which a life is at its end."""
@@ -75,6 +76,16 @@ def test_what_two_nodes_save_is_loaded_in_every_bit_and_has_files_of_nodes(in_ba
     assert pool(WORLD).run(look, run, in_background) == [(3, [])] * WORLD
     nothing_is_left(in_background)
     assert list((run / "agents").iterdir()) == []
+
+
+def test_many_saves_leave_agents_and_their_board_with_what_they_had(in_background: Path, tmp_path: Path) -> None:
+    told = pool(WORLD).run(save_often, tmp_path / "run", in_background, 10, 40, timeout=100)
+    for some, all_ in told:
+        assert (all_.arenas, all_.mappings) == (some.arenas, some.mappings)
+        assert all_.threads <= some.threads + 2
+        assert all_.descriptors <= some.descriptors + 4, "files that are being written"
+        assert all_.on_board <= some.on_board + 10, "the messages of a call that is under way"
+    nothing_is_left(in_background)
 
 
 def test_every_trainer_killed_what_was_captured_is_committed_by_the_agents(in_background: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import HoldfastError, Superseded
+from ..errors import HoldfastError, LeftOut, Superseded
 from ..run.census import Common as Shared
 from ..run.census import Structure, compare
 from ..run.contents import Contents
@@ -436,6 +436,7 @@ class Engine:
             with self._changed:
                 if error is not None:
                     self._is_superseded = self._is_superseded or isinstance(error, Superseded)
+                    version.is_skip = version.is_skip or isinstance(error, LeftOut)
                     version.error = version.error or said_of(error)
                 elif version.written is not None:
                     version.error = None  # what came too late to stop it
@@ -488,7 +489,8 @@ class Engine:
             gone = self._gone if not self._queue and not self._has_left else None
             self._has_left = self._has_left or gone is not None
         for version in refused:
-            self.writer.refuse(version.step, version.turn, error_of(version.error or ["Unavailable", "given up"]))
+            kind, text = version.error or ["Unavailable", "it was given up"]
+            self.writer.refuse(version.step, version.turn, LeftOut(text) if version.is_skip else error_of([kind, text]))
         if gone is not None:
             self.writer.leave(f"rank {gone} is gone")
 
