@@ -300,7 +300,8 @@ class Engine:
         member.last_step = max(member.last_step, message.step)
         if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
             if version.turn == message.turn:  # maybe before this rank knew of it
-                self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
+                outcome = Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded, turn=version.turn)
+                self._tell(rank, outcome)
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
@@ -394,7 +395,8 @@ class Engine:
         if version.error is not None and not version.is_skip:
             self.errors.append((version.times.ended, f"step {version.step}: {version.error[1]}"))
         version.begun.clear()
-        self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
+        outcome = Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded, turn=version.turn)
+        self._tell_all(outcome)
         if version.level == DURABLE:
             self._forget_newest()
             self._newest = version

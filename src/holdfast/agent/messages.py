@@ -188,6 +188,8 @@ class Outcome(msgspec.Struct, tag=True, frozen=True):
     was_superseded: bool = False
     pruning: str = ""
     """Why pruning failed after it, if it did."""
+    turn: int = 0
+    """Which of the times that the step was begun has ended so; 0 where it is not of one step."""
 
 
 class Free(msgspec.Struct, tag=True, frozen=True):

@@ -413,7 +413,8 @@ class Saver:
             with self._lock:
                 self._problems.append(error)
             return
-        self._fail(message.step, error, message.is_skip)
+        if message.turn in (0, self._turns.get(message.step, message.turn)):  # else it was begun anew before this word came
+            self._fail(message.step, error, message.is_skip)
 
     def _fail(self, step: int, error: HoldfastError, is_skip: bool = False) -> None:
         found = self._handles.pop(step, None)
