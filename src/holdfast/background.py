@@ -5,25 +5,31 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from .agent.links import AgentLink, ThreadLink, ask
+from .agent.links import AgentLink, ThreadLink, ask, reach
 from .agent.marks import Marks
-from .agent.messages import Adopt, Flush, Flushed
+from .agent.messages import Adopt, Flush, Flushed, Node
+from .agent.place import socket_path
 from .agent.recall import remembering
 from .agent.writer import JointWriter, SessionWriter
 from .capture.saver import Saver
 from .coding import coder_of
 from .errors import Deadline, Refused
-from .format.records import StepRef
+from .format.records import Claim, StepRef
 from .policy.durations import seconds_of
 from .policy.keep import Keep
 from .policy.memory import bytes_of
+from .run.board import Apart
+from .run.contents import Contents
+from .run.history import History
 from .run.joint import Joint
 from .run.session import Session
-from .run.team import Apart, Team
+from .run.team import Team
 from .state import State
 from .store.base import Store
 from .store.local import LocalStore
@@ -31,6 +37,8 @@ from .version import libraries
 
 log = logging.getLogger("holdfast")
 ON_FULL = ("skip", "wait", "coalesce")
+_VISIBLE_SECONDS = 5.0
+"""How long caches of a shared file system may hide what another node has written."""
 _SHARE_OF_EARLIER = 0.8
 """Of a deadline, that what an earlier job left may take: ranks that wait for the leader have the same deadline."""
 
@@ -87,11 +95,12 @@ def start(
         session: of the rank that leads, or of the one process.
     """
     rank, ranks = (team.rank, team.ranks) if team is not None else (0, ())
-    here = _ranks_here(team, settings.seconds)
-    has_agent = bool(settings.agent) and _is_reachable(store) and here == max(1, len(ranks))
+    nodes, is_shared = _look_around(team, store, attempt, settings.seconds)
+    here = next(node.ranks for node in nodes if rank in node.ranks)
+    has_agent = bool(settings.agent) and _is_reachable(store) and is_shared
     if settings.agent and not has_agent:
-        why = "its ranks are on several nodes" if _is_reachable(store) else f"no other process can reach {store.url}"
-        log.info("the agent does not save for this job, as %s: a thread of each trainer does", why)
+        why = "its nodes do not see the same files" if _is_reachable(store) else "no other process can reach them"
+        log.info("no agent saves for this job to %s, as %s: a thread of each trainer does", store.url, why)
 
     def committed(ref: StepRef) -> None:
         if session is not None and (has_agent or team is None):
@@ -106,9 +115,8 @@ def start(
     if has_agent:
         given = settings.agent if isinstance(settings.agent, Agent) else Agent()
         idle = seconds_of(given.idle, "Agent(idle=)")
-        adopt = None if session is None else _adopt(settings, session, ranks or (0,), idle)
-        node = os.environ.get("HOLDFAST_NODE", "")
-        saver.link = AgentLink(store.url, node, rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
+        adopt = _adopt(settings, session, attempt, here, nodes, idle) if rank == here[0] else None
+        saver.link = AgentLink(store.url, _node(), rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
         return saver
     writer: SessionWriter | JointWriter
     marks, coder = Marks(store), coder_of(settings.coding)
@@ -117,22 +125,53 @@ def start(
     else:
         joint = Joint(Team(team.ranks, team.rank, Apart(team.board, "background/"), team.node), marks)
         seconds, keep, recycle = settings.seconds, settings.keep, settings.recycle
-        writer = JointWriter(joint, lambda: _held(session), lambda: saver.contents, seconds, keep, recycle, coder)
+        writer = JointWriter(joint, lambda: _held(session), partial(_declared, saver), seconds, keep, recycle, coder)
     saver.link = ThreadLink(rank, writer, saver.hear, marks, attempt)
     return saver
 
 
-def finish_earlier(store: Store, seconds: float) -> None:
-    """Have an agent that still holds something of an earlier job on this run make it durable."""
+def finish_earlier(store: Store, team: Team | None, seconds: float) -> None:
+    """Have agents that still hold something of an earlier job on this run make it durable. Called by all ranks of a team."""
     if is_synchronous() or not _is_reachable(store):
         return
-    seconds *= _SHARE_OF_EARLIER
+    if team is None:
+        _finish(store, seconds * _SHARE_OF_EARLIER, ())
+        return
+    call = team.call("finish what agents hold", seconds, ["look", "finish"])
+    said = call.round("look", lambda: [team.node, _has_agent(store)], lambda said: said)
+    absent = {node for node, _ in said} - {node for node, has_agent in said if has_agent}
+    is_first = [node for node, _ in said].index(team.node) == team.position
+
+    def finish() -> None:
+        if is_first:
+            _finish(store, seconds * _SHARE_OF_EARLIER, tuple(sorted(absent)))
+
+    call.round("finish", finish, lambda said: None)
+
+
+def _finish(store: Store, seconds: float, absent: tuple[str, ...]) -> None:
+    """Wait until the agent of this node has finished, if there is one.
+
+    Args:
+        absent: nodes of the job that have none.
+    """
     try:
-        answer = ask(store.url, os.environ.get("HOLDFAST_NODE", ""), Flush(seconds), seconds + 1.0)
+        answer = ask(store.url, _node(), Flush(seconds, absent), seconds + 1.0)
     except Deadline:
         answer = Flushed(False)
     if answer == Flushed(False):
         log.warning("an agent of an earlier job did not finish within %.0f s; what it holds is left out", seconds)
+
+
+def _has_agent(store: Store) -> bool:
+    """Whether somebody listens on this node for the run, even if he does not answer."""
+    try:
+        end = reach(socket_path(store.url, _node()))
+    except OSError:
+        return True
+    if end is not None:
+        end.close()
+    return end is not None
 
 
 @contextlib.contextmanager
@@ -141,12 +180,24 @@ def in_memory(store: Store) -> Iterator[Store]:
     if is_synchronous() or not _is_reachable(store):
         yield store
         return
-    with remembering(store, os.environ.get("HOLDFAST_NODE", "")) as found:
+    with remembering(store, _node()) as found:
         yield found
 
 
-def _adopt(settings: Settings, session: Session, ranks: tuple[int, ...], idle: float) -> Callable[[], Adopt]:
-    return lambda: Adopt(session.claim, ranks, libraries(), settings.keep, settings.recycle, idle, plain_coding(settings.coding))
+def _adopt(
+    settings: Settings, session: Session | None, attempt: int, here: tuple[int, ...], nodes: tuple[Node, ...], idle: float
+) -> Callable[[], Adopt]:
+    def adopt() -> Adopt:
+        claim = Claim(run="", attempt=attempt) if session is None else session.claim  # another node's agent leads
+        coding, several = plain_coding(settings.coding), nodes if len(nodes) > 1 else ()
+        return Adopt(claim, here, libraries(), settings.keep, settings.recycle, idle, coding, several, settings.seconds)
+
+    return adopt
+
+
+def _declared(saver: Saver, contents: Contents) -> Contents:
+    """What a rank has captured, with what it knows of how it lies."""
+    return replace(contents, layouts=saver.contents.layouts, streams=saver.contents.streams)
 
 
 def plain_coding(asked: str | Mapping[str, str]) -> str | dict[str, str]:
@@ -165,10 +216,28 @@ def _is_reachable(store: Any) -> bool:
     return type(store) is LocalStore and store.is_default
 
 
-def _ranks_here(team: Team | None, seconds: float) -> int:
-    """How many ranks of the team are on this node."""
+def _node() -> str:
+    """What tells this node's agents from those of others on the same machine."""
+    return os.environ.get("HOLDFAST_NODE", "")
+
+
+def _look_around(team: Team | None, store: Store, attempt: int, seconds: float) -> tuple[tuple[Node, ...], bool]:
+    """The nodes of the job, in the order of their first ranks; and whether all of them see the same store."""
     if team is None:
-        return 1
+        return (Node("", (0,)),), True
     call = team.call("where the ranks are", seconds, ["nodes"])
-    nodes: list[str] = call.round("nodes", lambda: team.node, lambda said: said)
-    return nodes.count(team.node)
+    said = call.round("nodes", lambda: [team.node, _is_reachable(store) and _sees(store, attempt)], lambda said: said)
+    nodes: dict[str, list[int]] = {}
+    for rank, (name, _) in zip(team.ranks, said, strict=True):
+        nodes.setdefault(name, []).append(rank)
+    return tuple(Node(name, tuple(ranks)) for name, ranks in nodes.items()), all(sees for _, sees in said)
+
+
+def _sees(store: Store, attempt: int) -> bool:
+    """Whether the attempt's record, which the leader has written, is there."""
+    until = time.monotonic() + _VISIBLE_SECONDS
+    while attempt not in History(store).attempt_numbers():
+        if time.monotonic() >= until:
+            return False
+        time.sleep(0.05)
+    return True

@@ -179,7 +179,7 @@ class Checkpointer:
         wishes = Wishes.of(None, (), waive, rename, cast, live)
         skipped = [[int(a), int(b)] for a, b in skip_samples] if skip_samples else None
         self._stop_saving()
-        self._lead("finish what an agent holds", lambda: background.finish_earlier(self.run.store, self._seconds))
+        background.finish_earlier(self.run.store, self._team, self._seconds)
         with background.in_memory(self.run.store) as reads:
             resumed = self._resuming(reads).resume(at, wishes, stage, required, skipped, self._init)
         return self._go_on(resumed)

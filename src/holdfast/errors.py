@@ -7,6 +7,7 @@ HoldfastError                  1
   Unavailable                  7   the store does not answer, or refuses
     NoSpace                    8   it does not fit
     BoardGone                  7   the store by which ranks talk does not answer
+    LeftOut                    7   a save was left out on purpose
   Deadline                     7   a wait ran out
   Superseded                   6   a newer attempt has taken over the run
   Overdue                      1   more than `lose_at_most` would be lost
@@ -72,6 +73,10 @@ class Unavailable(HoldfastError):
 
 class BoardGone(Unavailable):
     """The key-value store by which ranks talk does not answer; what they have decided is in the checkpoint store."""
+
+
+class LeftOut(Unavailable):
+    """A save was left out on purpose, by another node: no memory was free there, or a newer one took its place."""
 
 
 class NoSpace(Unavailable):

@@ -8,18 +8,21 @@ waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import HoldfastError, Superseded
+from ..errors import HoldfastError, LeftOut, Superseded
 from ..run.census import Common as Shared
 from ..run.census import Structure, compare
+from ..run.contents import Contents
 from ..run.history import Step
+from ..run.team import error_of
 from ..store.base import Store
 from .arena import Arena, Bytes
 from .contents import Taken, contents_of, differing_census
@@ -87,7 +90,8 @@ class Engine:
     ranks: global ranks, all of which take part in each version. tell: sends a message to a rank; must not block for long.
     writer: commits.
     store: of the run, as the writer has it; if it is `Marks`, it tells what the time was spent on.
-    arenas: by rank, of an engine before.
+    arenas: by rank, of an engine before. united: what the writer is given of what all ranks have captured.
+    node: its name, where there are several.
     """
 
     def __init__(
@@ -98,8 +102,11 @@ class Engine:
         store: Store,
         attempt: int,
         arenas: Mapping[int, Arena] | None = None,
+        united: Callable[[Sequence[Taken]], Contents] = contents_of,
+        node: str = "",
     ) -> None:
-        self.ranks, self.writer = tuple(ranks), writer
+        self.node = node
+        self.ranks, self.writer, self._united = tuple(ranks), writer, united
         self._tell_rank = tell
         self._store, self._attempt = store, attempt
         self._members = {rank: Rank(arena=(arenas or {}).get(rank)) for rank in ranks}
@@ -120,6 +127,10 @@ class Engine:
         self.last_committed: tuple[int, float] | None = None
         """(step, unix seconds)."""
         self._unrecorded: deque[Version] = deque(maxlen=_UNRECORDED)
+        self._refused: deque[Version] = deque()
+        """What whoever writes with this engine is still to be told of: that it will not come from here."""
+        self._has_left = False
+        """Whether they know that nothing comes from here while a rank is gone."""
         self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
         self._thread.start()
 
@@ -145,6 +156,7 @@ class Engine:
                 if version.level not in OVER and rank not in version.captured:
                     text = f"rank {rank} is gone, and had not captured step {version.step} when it went"
                     self._give_up(version, ["Unavailable", text])
+            self._changed.notify_all()
 
     def join(self, rank: int) -> None:
         """A rank is back, the same process: it knows nothing of its memory any more, and is given another."""
@@ -184,6 +196,7 @@ class Engine:
             self._changed.notify_all()
         if is_done:
             self._thread.join()
+            self.writer.close()
             for member in self._members.values():
                 if member.arena is not None:
                     member.arena.close()
@@ -287,7 +300,8 @@ class Engine:
         member.last_step = max(member.last_step, message.step)
         if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
             # maybe before this rank knew of it; maybe they have even begun it again since
-            self._tell(rank, Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded))
+            outcome = Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded, turn=message.turn)
+            self._tell(rank, outcome)
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
@@ -348,20 +362,26 @@ class Engine:
             version = self._versions[message.step] = Version(message.step, message.turn)
         if version.turn > message.turn:
             return
-        self._give_up(version, message.error, message.is_skip)
+        self._give_up(version, message.error, message.is_skip, is_known=message.by_all)
 
     def _displace(self, rank: int, message: Displace) -> None:
         for older in [v for v in self._queue if v.step < message.step]:
             self._give_up(older, ["Unavailable", f"step {message.step} took its place"], is_skip=True)
 
-    def _give_up(self, version: Version, error: list[str], is_skip: bool = False) -> None:
-        """End a version that cannot be written any more; one that is being written ends when its writer has noticed."""
+    def _give_up(self, version: Version, error: list[str], is_skip: bool = False, is_known: bool = False) -> None:
+        """End a version that cannot be written any more; one that is being written ends when its writer has noticed.
+
+        Args:
+            is_known: those that write with this engine do not wait for it either.
+        """
         if version.level in OVER:
             return
         for gate in version.gates.values():
             gate.fail(error)
         version.error, version.is_skip = version.error or error, version.is_skip or is_skip
         if version.level != WRITING:
+            if not is_known:
+                self._refused.append(version)
             self._end(version)
 
     def _end(self, version: Version, attempt: int = 0) -> None:
@@ -375,7 +395,8 @@ class Engine:
         if version.error is not None and not version.is_skip:
             self.errors.append((version.times.ended, f"step {version.step}: {version.error[1]}"))
         version.begun.clear()
-        self._tell_all(Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded))
+        outcome = Outcome(version.step, attempt, version.error, version.is_skip, self._is_superseded, turn=version.turn)
+        self._tell_all(outcome)
         if version.level == DURABLE:
             self._forget_newest()
             self._newest = version
@@ -417,10 +438,12 @@ class Engine:
             with self._changed:
                 if error is not None:
                     self._is_superseded = self._is_superseded or isinstance(error, Superseded)
+                    version.is_skip = version.is_skip or isinstance(error, LeftOut)
                     version.error = version.error or said_of(error)
                 elif version.written is not None:
                     version.error = None  # what came too late to stop it
-                    self.written_bytes += version.written.commit.new_bytes
+                    version.times.new_bytes = self.writer.new_bytes
+                    self.written_bytes += self.writer.new_bytes
                     self.last_committed = version.step, time.time()
                 self._end(version, version.written.attempt if version.written is not None else 0)
             if error is None:
@@ -440,15 +463,38 @@ class Engine:
         """The next version to write, when there is one; None at the end."""
         while True:
             self._record()
+            self._tell_others()
             with self._changed:
-                while not self._queue and not self._is_closing and not self._unrecorded:
+                while not self._queue and not self._is_closing and not self._unrecorded and not self._has_news:
                     self._changed.wait()
                 if self._queue:
+                    self._has_left = False
                     version = self._queue.pop(0)
                     version.level, version.times.taken = WRITING, time.time()
                     return version
                 if self._is_closing and not self._unrecorded:
                     return None
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._refused) or (self._gone is not None and not self._has_left)
+
+    @property
+    def _gone(self) -> int | None:
+        """A rank that is not there any more, so that no version can be begun."""
+        return next((rank for rank, member in self._members.items() if not member.is_there), None)
+
+    def _tell_others(self) -> None:
+        """Let those that write with this engine know what they need not wait for."""
+        with self._changed:
+            refused, self._refused = self._refused, deque()
+            gone = self._gone if not self._queue and not self._has_left else None
+            self._has_left = self._has_left or gone is not None
+        for version in refused:
+            kind, text = version.error or ["Unavailable", "it was given up"]
+            self.writer.refuse(version.step, version.turn, LeftOut(text) if version.is_skip else error_of([kind, text]))
+        if gone is not None:
+            self.writer.leave(f"rank {gone} is gone")
 
     def _record(self) -> None:
         """Keep the times of what is over."""
@@ -457,12 +503,14 @@ class Engine:
             for phases in (version.times.writing, *version.times.by_rank.values()):
                 for phase in phases:
                     self.phase_seconds[phase.name] = self.phase_seconds.get(phase.name, 0.0) + phase.seconds
-            version.times.keep(self._store, version.step, self._attempt, version.error, version.is_skip, version.written)
+            version.times.keep(
+                self._store, version.step, self._attempt, self.node, version.error, version.is_skip, version.written
+            )
 
     def _write(self, version: Version) -> Step:
         """Write one version, behind its copies."""
         taken = [Taken(r, version.tables[r], version.begun[r], version.slots[r], version.gates[r]) for r in self.ranks]
-        contents = contents_of(taken)
+        contents = self._united(taken)
         metrics = {name: value for one in reversed(taken) for name, value in one.begin.metrics.items()}
 
         def check() -> None:
@@ -470,7 +518,29 @@ class Engine:
                 one.gate.wait(ALL)
             check_replicas(self.ranks, [version.captured[rank].proofs for rank in self.ranks])
 
-        return self.writer.write(contents, taken[0].begin, metrics, len(taken), check)
+        with self._in_time(version):
+            return self.writer.write(contents, taken[0].begin, metrics, len(taken), check)
+
+    @contextlib.contextmanager
+    def _in_time(self, version: Version) -> Iterator[None]:
+        """Give up a version that is not captured when nobody waits for it any more."""
+        if self.writer.seconds is None:
+            yield
+            return
+        timer = threading.Timer(self.writer.seconds, self._check_captured, (version, self.writer.seconds))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _check_captured(self, version: Version, seconds: float) -> None:
+        with self._changed:
+            late = [rank for rank in self.ranks if rank not in version.captured]
+            if late:
+                text = f"rank {late[0]} has not captured step {version.step} {seconds:.0f} s after its writing began"
+                self._give_up(version, ["Deadline", text])
 
     def _tell_all(self, message: Message) -> None:
         for rank, member in self._members.items():

@@ -34,17 +34,30 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     process: Process
 
 
+class Node(msgspec.Struct, frozen=True):
+    """One node of a job on several."""
+
+    name: str
+    ranks: tuple[int, ...]
+    """Global ranks, ascending."""
+
+
 class Adopt(msgspec.Struct, tag=True, frozen=True):
-    """A job begins to save under an attempt: from its leader. What is complete of earlier ones is finished first."""
+    """A job begins to save under an attempt: from the first of its ranks on this node. What is complete of earlier attempts is
+    finished first."""
 
     claim: Claim
     ranks: tuple[int, ...]
-    """Global ranks of the job, all on this node; () for a process that works alone."""
+    """Global ranks of the job on this node; () for a process that works alone."""
     libraries: dict[str, str]
     keep: Keep
     recycle: bool
     idle_seconds: float
     coding: str | dict[str, str] = "raw"
+    nodes: tuple[Node, ...] = ()
+    """Of a job on several nodes: all of them, in the order of their first ranks; the first one leads."""
+    seconds: float = 600.0
+    """By then a save of several nodes is durable, or has failed."""
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):
@@ -85,6 +98,10 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
     ready: int
     """Its bytes are there when the rank's progress has come so far."""
+    held: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """The box that this one is some rows of, of which other ranks of the node have the others; None if it is all of it."""
+    declared: str = ""
+    """Digest of the layout that says that all who hold that box have the same bytes; empty where nothing does."""
 
 
 class Table(msgspec.Struct, tag=True, frozen=True):
@@ -150,6 +167,8 @@ class Dropped(msgspec.Struct, tag=True, frozen=True):
     error: list[str]
     is_skip: bool = False
     turn: int = 1
+    by_all: bool = False
+    """All ranks have agreed to leave it out: none of them begins it."""
 
 
 class Displace(msgspec.Struct, tag=True, frozen=True):
@@ -169,6 +188,8 @@ class Outcome(msgspec.Struct, tag=True, frozen=True):
     was_superseded: bool = False
     pruning: str = ""
     """Why pruning failed after it, if it did."""
+    turn: int = 0
+    """Which of the times that the step was begun has ended so; 0 where it is not of one step."""
 
 
 class Free(msgspec.Struct, tag=True, frozen=True):
@@ -181,6 +202,8 @@ class Flush(msgspec.Struct, tag=True, frozen=True):
     """Finish what was captured on all ranks; what is not, of ranks that are gone, is given up."""
 
     seconds: float
+    absent: tuple[str, ...] = ()
+    """Nodes that have no agent any more: nothing is waited for that one of them would have to write."""
 
 
 class Flushed(msgspec.Struct, tag=True, frozen=True):

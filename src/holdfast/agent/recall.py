@@ -26,6 +26,7 @@ from ..store.wrap import Wrapped
 from .arena import Arena, Bytes
 from .links import ask_for
 from .messages import Recall, Recalled
+from .node import first_row, held_box
 
 log = logging.getLogger("holdfast")
 _ASK_SECONDS = 10.0
@@ -132,17 +133,47 @@ def _recalled(store: Store, node: str, arenas: list[Arena]) -> Remembering | Non
     step = History(store).by_ref(StepRef(answer.step, answer.attempt))
     if step is None or len(step.commit.parts) != 1:
         return None
-    places: dict[tuple[str, _Box], Bytes] = {}
+    rows: dict[tuple[str, _Box], list[tuple[tuple[int, ...], Bytes]]] = {}
     for table, number, arena in zip(answer.tables, answer.slots, arenas, strict=True):
         slot = arena.slot(number)
         for row in table.rows:
             if row.at >= 0:
-                box = row.box or ((0,) * len(row.shape), row.shape)
-                places[row.name, (tuple(box[0]), tuple(box[1]))] = slot[row.at : row.at + row.nbytes]
+                place = (first_row(row), slot[row.at : row.at + row.nbytes])
+                rows.setdefault((row.name, held_box(row)), []).append(place)
+    places: dict[str, dict[_Box, list[Bytes]]] = {}
+    for (name, box), found in rows.items():
+        places.setdefault(name, {})[box] = [part for _, part in sorted(found, key=lambda one: one[0])]
     return Remembering(store, _files_of(store, step, places))
 
 
-def _files_of(store: Store, step: Step, places: dict[tuple[str, _Box], Bytes]) -> dict[str, _File]:
+def _parts_of(held: dict[_Box, list[Bytes]], box: _Box) -> list[Bytes]:
+    """The bytes of a box, which may be some rows of one that is held; empty where none is."""
+    if box in held:
+        return held[box]
+    for (offset, extent), parts in held.items():
+        dim = next((d for d, n in enumerate(extent) if n > 1), None)
+        if dim is None or any((box[0][d], box[1][d]) != (offset[d], extent[d]) for d in range(len(extent)) if d != dim):
+            continue
+        first = box[0][dim] - offset[dim]
+        if first >= 0 and first + box[1][dim] <= extent[dim]:
+            row = sum(map(len, parts)) // extent[dim]
+            return _run_of(parts, first * row, box[1][dim] * row)
+    return []
+
+
+def _run_of(parts: Sequence[Bytes], start: int, nbytes: int) -> list[Bytes]:
+    """So many bytes from `start` on, of those that follow one another in `parts`."""
+    found = []
+    for part in parts:
+        piece = part[start : start + nbytes] if start < len(part) else part[:0]
+        start = max(0, start - len(part))
+        nbytes -= len(piece)
+        if len(piece):
+            found.append(piece)
+    return found
+
+
+def _files_of(store: Store, step: Step, places: dict[str, dict[_Box, list[Bytes]]]) -> dict[str, _File]:
     """Where the step's own files lie in memory, from its index."""
     part = step.commit.parts[0]
     index = Index(read_part(store, part.path, part.digest)[0], step.path)
@@ -151,16 +182,19 @@ def _files_of(store: Store, step: Step, places: dict[tuple[str, _Box], Bytes]) -
         tensor = index.tensor(row)
         for entry in index.entries(tensor):
             box = index.box(tensor, entry)
-            held = places.get((tensor.name, (tuple(box[0]), tuple(box[1]))))
-            if held is None:
+            parts = _parts_of(places.get(tensor.name, {}), (tuple(box[0]), tuple(box[1])))
+            if not parts:
                 continue
             chunks = index.chunks(entry, row)
             for i, codec in enumerate(chunks.codec.tolist()):
                 if index.codecs[codec] == RAW:
-                    path, start = index.file(int(chunks.file[i])).path, int(chunks.raw_start[i])
-                    found.setdefault(path, []).append((int(chunks.offset[i]), held[start : start + int(chunks.raw_bytes[i])]))
+                    at = int(chunks.offset[i])
+                    pieces = found.setdefault(index.file(int(chunks.file[i])).path, [])
+                    for piece in _run_of(parts, int(chunks.raw_start[i]), int(chunks.raw_bytes[i])):
+                        pieces.append((at, piece))
+                        at += len(piece)
     files = {}
-    for path, parts in found.items():
-        parts.sort(key=lambda one: one[0])
-        files[path] = _File([offset for offset, _ in parts], [data for _, data in parts])
+    for path, pieces in found.items():
+        pieces.sort(key=lambda one: one[0])
+        files[path] = _File([offset for offset, _ in pieces], [data for _, data in pieces])
     return files

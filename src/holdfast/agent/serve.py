@@ -14,15 +14,18 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from ..coding import coder_of
 from ..errors import HoldfastError
+from ..run.contents import Contents
 from ..run.identity import this_process
 from ..run.session import Session
 from ..run.status import Status
 from ..store.locate import open_store
+from .contents import Taken, contents_of
 from .engine import Engine
 from .gate import said_of
 from .marks import Marks
@@ -43,10 +46,12 @@ from .messages import (
     Told,
     Welcome,
 )  # fmt: skip
+from .node import node_contents
 from .place import starting
 from .status import status_of_engine
+from .together import NodeWriter, short_name
 from .wire import Wire, peer_uid
-from .writer import SessionWriter
+from .writer import SessionWriter, Writer
 
 log = logging.getLogger("holdfast")
 _LOOK_SECONDS = 0.5
@@ -170,6 +175,8 @@ class Agent:
         if isinstance(message, Ask):
             wire.send(Told(self.status()))
         elif isinstance(message, Flush):
+            if self._engine is not None and self._needs(message.absent):
+                self._engine.writer.give_up()
             is_done = self._engine.flush(message.seconds) if self._engine is not None else True
             wire.send(Flushed(is_done))
         elif isinstance(message, Recall):
@@ -223,11 +230,11 @@ class Agent:
                 return  # its leader is back; all ranks of it were told so when they said hello
             arenas = {}
             if self._engine is not None:
+                self._engine.writer.give_up()  # under an older attempt nothing can be committed any more
                 self._engine.flush(_ADOPT_FLUSH_SECONDS)
                 arenas = self._engine.release()
             try:
-                session = Session(self._store, message.libraries, claim=message.claim)
-                writer = SessionWriter(session, message.keep, message.recycle, coder_of(message.coding))
+                writer = self._writer(message)
             except HoldfastError as error:
                 wire.send(Outcome(-1, message.claim.attempt, said_of(error)))
                 return
@@ -235,10 +242,30 @@ class Agent:
                 arenas.pop(rank).close()
             with self._lock:
                 self._idle = self._idle if self._stays else message.idle_seconds
-                self._engine = Engine(message.ranks, writer, self._tell, self._store, message.claim.attempt, arenas)
+                self._engine = Engine(
+                    message.ranks,
+                    writer,
+                    self._tell,
+                    self._store,
+                    message.claim.attempt,
+                    arenas,
+                    _united(message),
+                    next((short_name(node) for node in message.nodes if node.ranks == message.ranks), ""),
+                )
                 self._adopted = message
             for rank in message.ranks:
                 self._tell(rank, Joined(message.claim.attempt), ())
+
+    def _needs(self, absent: Sequence[str]) -> bool:
+        """Whether one of these nodes would have to write with this one."""
+        return self._adopted is not None and any(node.name in absent for node in self._adopted.nodes)
+
+    def _writer(self, message: Adopt) -> Writer:
+        """Who writes for a job: its session alone, or with the agents of its other nodes."""
+        session = Session(self._store, message.libraries, claim=message.claim)
+        if message.nodes:
+            return NodeWriter(self._store, message, session)
+        return SessionWriter(session, message.keep, message.recycle, coder_of(message.coding))
 
     def _tell(self, rank: int, message: Message, fds: Sequence[int]) -> None:
         with self._lock:
@@ -253,6 +280,13 @@ class Agent:
             pids = {rank: (hello.process.pid, rank in self._ranks) for rank, hello in self._hellos.items()}
             attempt = self._adopted.claim.attempt if self._adopted else 0
         return status_of_engine(self._engine, self.url, attempt, self._began, pids)
+
+
+def _united(message: Adopt) -> Callable[[Sequence[Taken]], Contents]:
+    if not message.nodes:
+        return contents_of
+    ranks = sorted(rank for node in message.nodes for rank in node.ranks)
+    return partial(node_contents, positions={rank: position for position, rank in enumerate(ranks)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,11 +19,12 @@ def status_of_engine(engine: Engine | None, url: str, attempt: int, began: float
     began: unix seconds at which the agent began. pids: by rank: its process, and whether it is connected.
     """
     versions = engine.versions if engine is not None else []
+    node = engine.node if engine is not None else ""
     arena = engine.arena_bytes if engine is not None else 0
     counts = engine.counts if engine is not None else {}
     last = engine.last_committed if engine is not None else None
     return Status(
-        pid=os.getpid(), version=VERSION, run=url, attempt=attempt, at=time.time(), uptime_seconds=time.time() - began,
+        pid=os.getpid(), version=VERSION, node=node, run=url, attempt=attempt, at=time.time(), uptime_seconds=time.time() - began,
         resident_bytes=max(0, _resident() - (engine.touched_bytes if engine is not None else 0)), arena_bytes=arena,
         versions_held=1 if engine is not None and engine.held() is not None else 0,
         ranks=tuple(_rank(rank, pid, is_there, versions) for rank, (pid, is_there) in sorted(pids.items())),

@@ -22,7 +22,7 @@ class Times:
 
     Attributes:
         began, taken, ended: unix seconds at which the first rank's `step` was called, the writer took it, it was over.
-        by_rank: what each rank has told of its capture. writing: what the writer did.
+        by_rank: what each rank has told of its capture. writing: what the writer did. new_bytes: that it wrote.
     """
 
     began: float = 0.0
@@ -30,6 +30,7 @@ class Times:
     ended: float = 0.0
     by_rank: dict[int, tuple[Phase, ...]] = field(default_factory=dict)
     writing: tuple[Phase, ...] = ()
+    new_bytes: int = 0
 
     def wrote(self, store: Store) -> None:
         """Note what the writer did, as the store has seen it."""
@@ -39,14 +40,16 @@ class Times:
         nbytes = store.nbytes if isinstance(store, Marks) else 0
         self.writing = (*before, *(Phase(name, at, seconds, nbytes if name == "write" else 0) for name, at, seconds in spans))
 
-    def keep(self, store: Store, number: int, attempt: int, error: list[str] | None, is_skip: bool, step: Step | None) -> None:
+    def keep(
+        self, store: Store, number: int, attempt: int, node: str, error: list[str] | None, is_skip: bool, step: Step | None
+    ) -> None:
         """Write the record. That it cannot be written is no harm to anything."""
         outcome = COMMITTED if error is None else SKIPPED if is_skip else FAILED
-        ranks = [RankPhases(rank, "", phases) for rank, phases in sorted(self.by_rank.items())]
+        ranks = [RankPhases(rank, node, phases) for rank, phases in sorted(self.by_rank.items())]
         record = SaveTimes(
             step=number, attempt=attempt, outcome=outcome, reason=error[1] if error else "", began=self.began or self.ended,
             ended=max(self.ended, self.began), raw_bytes=step.commit.raw_bytes if step else 0,
-            new_bytes=step.commit.new_bytes if step else 0, ranks=(RankPhases(AGENT, "", self.writing), *ranks),
+            new_bytes=self.new_bytes, ranks=(RankPhases(AGENT, node, self.writing), *ranks),
         )  # fmt: skip
         with contextlib.suppress(HoldfastError, OSError):
             keep_times(store, record)

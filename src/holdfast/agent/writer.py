@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from ..coding import Coder
@@ -24,7 +24,18 @@ Check = Callable[[], None]
 
 
 class Writer(Protocol):
-    """Makes checkpoints durable, one after the other."""
+    """Makes checkpoints durable, one after the other.
+
+    Attributes:
+        seconds: what is not captured so long after its writing began is given up; None: it is waited for.
+        new_bytes: of the data files that it wrote itself for the last step.
+    """
+
+    @property
+    def seconds(self) -> float | None: ...
+
+    @property
+    def new_bytes(self) -> int: ...
 
     def write(self, contents: Contents, begin: Begin, metrics: dict[str, Any], world: int, check: Check) -> Step:
         """Durable and committed on return; blocks while bytes are still being captured.
@@ -40,9 +51,28 @@ class Writer(Protocol):
         """Remove what is not to be kept; returns why that failed, or an empty string. Never raises, and loses nothing."""
         ...
 
+    def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
+        """Tell who would write this step with us that we do not. Never raises."""
+        ...
+
+    def leave(self, why: str) -> None:
+        """Tell who writes with us that nothing more will come, until the next step does. Never raises."""
+        ...
+
+    def give_up(self) -> None:
+        """Wait for nobody any more who would write with us."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is written. Never raises."""
+        ...
+
 
 class SessionWriter:
-    """The only writer of a run: for all ranks of one node."""
+    """The only writer of a run: for all ranks of one node. Nobody writes with it."""
+
+    seconds = None
+    new_bytes = 0
 
     def __init__(self, session: Session, keep: Keep, recycle: bool, coder: Coder | None = None) -> None:
         self._session, self._keep, self._recycle, self._coder = session, keep, recycle, coder
@@ -56,6 +86,7 @@ class SessionWriter:
             metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, world=world, check=check,
             coding=self._coder,
         )  # fmt: skip
+        self.new_bytes = step.commit.new_bytes
         if begin.pin:
             pin(store, step.ref, begin.pin)
         return step
@@ -63,37 +94,61 @@ class SessionWriter:
     def prune(self) -> str:
         return prune(self._session, self._session.store, self._keep, self._recycle)
 
+    def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
+        return
+
+    def leave(self, why: str) -> None:
+        return
+
+    def give_up(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
+
 
 class JointWriter:
-    """One rank's part in what a team writes together, each rank its own files.
+    """One member's part in what a team writes together, each member its own files.
 
     Args:
-        joint: on a board of its own, as training goes on beside it. open_session: of the rank that leads. seconds: of a save.
-        describe: layouts and streams of what is being captured.
+        joint: on a board of its own, as training goes on beside it. open_session: of the member that leads. seconds: of a save.
+        complete: adds to what was captured what only this process knows of it.
     """
 
     def __init__(
-        self, joint: Joint, open_session: Callable[[], Session], describe: Callable[[], Contents], seconds: float, keep: Keep,
-        recycle: bool, coder: Coder | None = None,
+        self, joint: Joint, open_session: Callable[[], Session], complete: Callable[[Contents], Contents], seconds: float,
+        keep: Keep, recycle: bool, coder: Coder | None = None,
     ) -> None:  # fmt: skip
         self._coder = coder
-        self._joint, self._open_session, self._describe = joint, open_session, describe
-        self._seconds, self._keep, self._recycle = seconds, keep, recycle
+        self._joint, self._open_session, self._complete = joint, open_session, complete
+        self.seconds, self._keep, self._recycle = seconds, keep, recycle
 
     def write(self, contents: Contents, begin: Begin, metrics: dict[str, Any], world: int, check: Check) -> Step:
-        known = self._describe()
-
-        def make() -> tuple[Contents, str]:
-            check()  # all bytes are there: what is wrong with them is an error of all ranks
-            return replace(contents, layouts=known.layouts, streams=known.streams), "full"
-
         step = self._joint.save(
-            make, self._open_session, begin.step, self._seconds,
-            metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, coding=self._coder,
+            lambda: (self._complete(contents), "full"), self._open_session, begin.step, self.seconds,
+            metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, coding=self._coder, check=check,
+            turn=begin.turn,
         )  # fmt: skip
         if begin.pin and self._joint.team.leads:
             pin(self._joint.store, step.ref, begin.pin)
         return step
+
+    @property
+    def new_bytes(self) -> int:
+        return self._joint.new_bytes
+
+    def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
+        self._joint.refuse(step, turn, error)
+
+    def leave(self, why: str) -> None:
+        with contextlib.suppress(HoldfastError):  # the board is gone: they have a deadline
+            self._joint.team.leave(why)
+
+    def give_up(self) -> None:
+        self._joint.team.ended.set()
+
+    def close(self) -> None:
+        return
 
     def prune(self) -> str:
         session = self._joint.session

@@ -17,11 +17,12 @@ from ..agent.messages import Row as Told
 from ..agent.messages import Table
 from ..format.dtypes import dtype
 from ..format.names import stored_path
+from ..layout.boxes import Box
 from ..plan.image import file_order
 from ..plan.save import Share
 from ..run.contents import Contents, TensorItem
 from ..run.image import ByteRange, Source
-from ..run.shares import Plan, share_of
+from ..run.shares import Plan, box_of, share_of
 from ..tensors import TensorSource, as_flat
 from .device import device_of
 
@@ -217,7 +218,7 @@ def rows_of(contents: Contents, plan: Plan | None, optimizers: Sequence[torch.op
     rows.sort(key=lambda row: (not row.is_small, turn.get(row.owner, -1), row.at))
     for number, row in enumerate(rows, 1):
         row.ready = number
-    return Rows(rows, _replicas(contents, plan, owners), _table(contents, rows), at)
+    return Rows(rows, _replicas(contents, plan, owners), _table(contents, plan, rows), at)
 
 
 def _replicas(contents: Contents, plan: Plan | None, owners: dict[int, int]) -> list[Replica]:
@@ -249,7 +250,7 @@ def _held(contents: Contents, plan: Plan | None) -> list[tuple[int, Share | None
     return sorted(found, key=lambda one: one[0])
 
 
-def _table(contents: Contents, rows: Sequence[Row]) -> list[Told]:
+def _table(contents: Contents, plan: Plan | None, rows: Sequence[Row]) -> list[Told]:
     """The rows, and every tensor and alias that this rank knows and others write."""
     by_position: dict[int, list[Row]] = {}
     for row in rows:
@@ -259,18 +260,22 @@ def _table(contents: Contents, rows: Sequence[Row]) -> list[Told]:
     for position, item in enumerate(contents.tensors):
         for row in by_position.get(position, ()):
             cut = item if row.share is None else share_of(item, row.share)
-            found.append(_told(cut, row))
+            held = box_of(item) if row.share is not None and row.share.box != box_of(item) else None
+            declared = plan.declared.get(item.key, "") if plan is not None else ""
+            found.append(_told(cut, row, held, declared))
         if position not in by_position and item.name not in written:
             written.add(item.name)
             found.append(_told(item, None))
     return found
 
 
-def _told(item: TensorItem, row: Row | None) -> Told:
+def _told(item: TensorItem, row: Row | None, held: Box | None = None, declared: str = "") -> Told:
     at, nbytes, ready = (row.at, row.nbytes, row.ready) if row is not None else (-1, 0, 0)
     box = item.box if row is not None else None
     path = stored_path(item.path)
-    return Told(item.name, path, item.dtype, item.shape, item.role, item.owner, item.alias, box, at, nbytes, ready)
+    return Told(
+        item.name, path, item.dtype, item.shape, item.role, item.owner, item.alias, box, at, nbytes, ready, held, declared
+    )
 
 
 def _owners(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, int]:

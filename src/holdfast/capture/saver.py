@@ -92,6 +92,13 @@ class Place:
     census: str
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """No memory is free for a save. `by_all`: the ranks have agreed on that, and none of them begins it."""
+
+    by_all: bool
+
+
 class DoesNotFit(Refused):
     """Not even one version fits into the memory that is allowed; `nbytes`: of one, on this node."""
 
@@ -104,8 +111,8 @@ class DoesNotFit(Refused):
 
 class Saver:
     """Args:
-    ranks: global ranks that save together, () for one process. here: how many of them this node has. is_shared: the engine
-        behind the link unites the ranks, so that this one captures its share only; else it captures all that it holds.
+    ranks: global ranks that save together, () for one process. here: those of them on this node. is_shared: the engine behind
+        the link unites the ranks here, so that this one captures its share only; else it captures all that it holds.
     link: made with `hear` and `lost` of this object. committed: called, in a thread, with each step that was committed.
     agree: what all ranks do about a step, from what this one could: the first to ask decides.
     """
@@ -115,7 +122,7 @@ class Saver:
         state: State,
         ranks: tuple[int, ...],
         rank: int,
-        here: int,
+        here: tuple[int, ...],
         is_shared: bool,
         memory: int | str,
         seconds: float,
@@ -123,7 +130,8 @@ class Saver:
         committed: Callable[[StepRef], None],
         agree: Callable[[int, bool], bool],
     ) -> None:
-        self._view, self._rank, self._here, self._is_shared = View(state, ranks), rank, here, is_shared
+        self._view, self._rank, self._mates, self._is_shared = View(state, ranks), rank, here, is_shared
+        self._here = len(here)
         self._state, self._memory, self._seconds, self._attempt = state, memory, seconds, attempt
         self._committed, self._agree = committed, agree
         self.link: Link
@@ -207,8 +215,9 @@ class Saver:
         except HoldfastError as error:  # other ranks may take part
             self.link.send(Dropped(orders.step, said_of(error), turn=turn))
             raise
-        if place is None:  # that it was left out is counted where all is counted
-            self.link.send(Dropped(orders.step, ["Unavailable", f"rank {self._rank}: no memory was free"], True, turn))
+        if isinstance(place, LeftOut):  # that it was left out is counted where all is counted
+            why = ["Unavailable", f"rank {self._rank}: no memory was free"]
+            self.link.send(Dropped(orders.step, why, True, turn, place.by_all))
             return None
         rows, slot = place.rows, place.slot
         at_once = self._renew(rows, look)
@@ -350,7 +359,7 @@ class Saver:
     def _send_next_table(self) -> None:
         self._tables += 1
         number = self._number = self._tables
-        shares = plan(self.contents, self._census) if self._census is not None else None
+        shares = plan(self.contents, self._census, self._mates) if self._census is not None else None
         optimizers = [part for _, part in self._state.parts if isinstance(part, torch.optim.Optimizer)]
         known = [optimizer for optimizer in optimizers if barrier.has_fired(optimizer)]
         self._rows = rows_of(self.contents, shares, barrier.in_order(known), self._rows)
@@ -426,7 +435,8 @@ class Saver:
             with self._lock:
                 self._problems.append(error)
             return
-        self._fail(message.step, error, message.is_skip)
+        if message.turn in (0, self._turns.get(message.step, message.turn)):  # else it was begun anew before this word came
+            self._fail(message.step, error, message.is_skip)
 
     def _fail(self, step: int, error: HoldfastError, is_skip: bool = False) -> None:
         found = self._handles.pop(step, None)
@@ -436,8 +446,8 @@ class Saver:
                 if not is_skip:
                     self._problems.append(error)
 
-    def _place(self, orders: Orders, look: Look, start: float) -> Place | None:
-        """Where to capture to, or None if the save is left out."""
+    def _place(self, orders: Orders, look: Look, start: float) -> Place | LeftOut:
+        """Where to capture to, if the save is not left out."""
         if look.is_new:
             self._has_saved = False
         self._await_ready(look, _READY_SECONDS if orders.may_wait or not self._has_saved else 0.0)
@@ -448,7 +458,7 @@ class Saver:
         # where all wait there is nothing to agree on, and the answer about this step may be there: that it was left out
         if not orders.may_wait and not self._agree(orders.step, self._is_ready and bool(self._free)):
             self._check_present(orders)
-            return None
+            return LeftOut(by_all=True)
         # another rank has a slot, and this one will hear of its own; or this one may wait
         left = self._seconds - (time.monotonic() - start) if orders.may_wait else _LATE_SECONDS
         with self._lock:
@@ -461,7 +471,7 @@ class Saver:
         if orders.may_wait:
             raise Deadline(f"step {orders.step}: no memory was free within {self._seconds:.0f} s")
         self._check_present(orders)
-        return None
+        return LeftOut(by_all=False)
 
     def _take_place(self) -> Place:
         """A free slot, and all that belongs to it; a moment later another thread may have put others in their places."""

@@ -53,6 +53,8 @@ class Contents:
     streams: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """By role, for what belongs to ranks: those that hold the same stream as this one. Such names are no structure: each rank has
     others, and knows itself who else has them."""
+    declared: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    """Of what a node holds, by `TensorItem.key`: digest of the layout that says that all who hold it have the same bytes."""
 
     @property
     def nbytes(self) -> int:

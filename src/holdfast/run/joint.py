@@ -18,12 +18,12 @@ import msgspec
 
 from ..errors import BoardGone, Deadline, HoldfastError, StepExists, Unavailable
 from ..format.columns import Columns
+from ..format.digest import hex_digest
 from ..format.index import Index
 from ..format.names import step_dir
 from ..format.records import Commit, PartRef, StepRef
 from ..store.base import Store
 from .base import Base
-from .census import Census, Common, Structure, compare
 from .coder import Coder
 from .contents import Contents
 from .decide import abort, gather_parts
@@ -33,7 +33,7 @@ from .marks import intent, is_buried
 from .parts import Part, read_part
 from .proof import differing, digest_by_holders, explain, source_digest
 from .session import Session
-from .shares import Plan, Undeclared, plan, structure_of, undeclared_of, written_by
+from .shares import ByRanks, Described, Plan, Sharing, Undeclared, undeclared_of, written_by
 from .team import Call, Team
 from .unite import writer_of
 from .write import Decision, OwnPart, removed, settle, write_part
@@ -63,14 +63,23 @@ class Order(msgspec.Struct, frozen=True):
 
 @dataclass
 class Joint:
-    """One run open for writing by a team. Every rank has one; the leader's has the session."""
+    """One run open for writing by a team. Every member has one; the leader's has the session.
+
+    Attributes:
+        sharing: how members find out who writes what. world: how many ranks the state is of, where members are not ranks.
+    """
 
     team: Team
     store: Store
     session: Session | None = None
-    census: Census | None = None
+    sharing: Sharing = field(default_factory=ByRanks)
+    world: int = 0
+    _common: bytes = b""
+    """What the structures of all have in common; empty where it is not known any more."""
     _said: list[str] = field(default_factory=list)
     """Structure digests by position, of the census: the leader's."""
+    new_bytes: int = 0
+    """Of the data files that this member wrote in the last save."""
     _own: tuple[StepRef, OwnPart] | None = None
     """The last step, and what this rank wrote of it."""
     _probes: dict[ItemKey, bytes] = field(default_factory=dict)
@@ -93,25 +102,28 @@ class Joint:
         recycle: bool = True,
         refer: bool = True,
         coding: Coder | None = None,
+        check: Callable[[], None] = lambda: None,
+        turn: int = 1,
     ) -> Step:
         """Save one step together; every rank of the team calls this. Durable and committed on return, on all ranks.
 
         Args:
             make: the contents that this rank holds, and their kind. open_session: the leader's session; asked at each save.
             seconds: until the outcome must be known. coding: what chooses this rank's codecs; without it all is raw.
+            check: called when this rank has written its share; what it raises ends the save.
+            turn: how many times this step is saved, the same on all ranks.
         Raises:
             The same error on all ranks, whichever of them it happened on.  Deadline: naming rank, phase and seconds.
         """
-        call = self.team.call(f"save of step {step} to {self._run_name}", seconds, PHASES, step)
+        call = self._call(step, turn, seconds, PHASES)
         made: list[Contents] = []
-        structure: list[Structure] = []
+        structure: list[Described] = []
 
         def begin() -> dict[str, Any]:
             contents, kind = make()
             made.append(contents)
-            structure.append(structure_of(contents))
-            known = self.census.common.digest() if self.census is not None else ""
-            return {"structure": structure[0].digest(), "census": known, "kind": kind, "metrics": metrics or {}}
+            structure.append(self.sharing.describe(contents))
+            return {"structure": structure[0].digest(), "census": self._known, "kind": kind, "metrics": metrics or {}}
 
         with contextlib.ExitStack() as stack:
 
@@ -120,7 +132,7 @@ class Joint:
                 kind = "full" if all(s["kind"] == "full" for s in said) else "partial"
                 every = {name: value for one in reversed(said) for name, value in one["metrics"].items()}
                 record, parents = self.session.record(
-                    step, metrics=every, best=best, refer=refer, kind=kind, world=len(self.team.ranks)
+                    step, metrics=every, best=best, refer=refer, kind=kind, world=self.world or len(self.team.ranks)
                 )
                 mark = stack.enter_context(intent(self.store, step, record.attempt, parents))
                 self._expires = mark.record.expires
@@ -128,11 +140,27 @@ class Joint:
 
             order = msgspec.convert(call.round(BEGIN, begin, conclude), Order)
             self._know(call, order, structure[0])
+            if self._plan is None:
+                self._plan = self.sharing.plan(made[0], structure[0], self._common, self.team.rank)
             self._coding = coding, not refer
-            committed = self._write(call, order, made[0])
+            committed = self._write(call, order, made[0], self._plan, check)
         if self.session is not None:
             self.session.done(committed)
         return committed
+
+    def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
+        """Let the others know that this member does not take part in a save, so that they do not wait for it. Never raises."""
+        with contextlib.suppress(HoldfastError):  # the board is gone: they have a deadline
+            self._call(step, turn, 0.0, (BEGIN,)).fail(error)
+
+    def _call(self, step: int, turn: int, seconds: float, phases: Sequence[str]) -> Call:
+        again = f", try {turn}" if turn > 1 else ""
+        return self.team.call(f"save of step {step} to {self._run_name}{again}", seconds, phases, step)
+
+    @property
+    def _known(self) -> str:
+        """Digest of what is known of the structures of all."""
+        return hex_digest(self._common) if self._common else ""
 
     @property
     def _run_name(self) -> str:
@@ -144,8 +172,7 @@ class Joint:
         folder = self._free_folder(record)
         base = record.parent if refer and record.parent and self._may_refer(record.parent) else None
         digests = [one["structure"] for one in said]
-        known = self.census.common.digest() if self.census is not None else ""
-        if known and digests == self._said and all(one["census"] == known for one in said):
+        if self._known and digests == self._said and all(one["census"] == self._known for one in said):
             return Order(record, folder, mark, base, recycle, ())
         groups: dict[str, list[int]] = {}
         for rank, digest in zip(self.team.ranks, digests, strict=True):
@@ -166,23 +193,20 @@ class Joint:
         except HoldfastError:  # whatever ails the old step, the new one is written whole
             return False
 
-    def _know(self, call: Call, order: Order, structure: Structure) -> None:
-        """Take the census where the structure of any rank has changed."""
+    def _know(self, call: Call, order: Order, structure: Described) -> None:
+        """Compare the structures where that of any member has changed."""
         if not order.asked:
             return
-        self.census = None  # until this round is over
+        self._common, self._plan = b"", None  # until this round is over
         rank = self.team.rank
 
         def conclude(said: list[bytes]) -> bytes:
-            tables = [Structure.decode(data) for data in said if data]
-            return compare(tables, order.groups).encode()
+            return self.sharing.compare([data for data in said if data], order.groups)
 
-        common = call.round(KNOW, lambda: structure.encode() if rank in order.asked else b"", conclude)
-        self.census = Census(structure, Common.decode(common), rank)
+        self._common = call.round(KNOW, lambda: structure.encode() if rank in order.asked else b"", conclude)
 
-    def _write(self, call: Call, order: Order, contents: Contents) -> Step:
+    def _write(self, call: Call, order: Order, contents: Contents, plan: Plan, check: Callable[[], None]) -> Step:
         """Write this rank's share, and learn or take the decision."""
-        assert self.census is not None
         proofs: dict[str, tuple[tuple[int, ...], str]] = {}
         own: list[OwnPart] = []
         sees: list[bool] = []
@@ -191,11 +215,9 @@ class Joint:
         def write() -> dict[str, Any]:
             self._see_the_same_directory(call, order)
             sees.append(True)
-            mine, undeclared = self._share_of(contents)
-            for item, holders in undeclared:
-                assert item.source is not None
-                proofs[item.name] = (holders, source_digest(item.source))
-            own.append(self._write_own(order, mine))
+            proofs.update(_proofs(undeclared_of(plan, contents)))
+            own.append(self._write_own(order, written_by(plan, contents)))
+            check()
             return {"proofs": digest_by_holders(proofs), "part": own[0].ref.digest}
 
         try:
@@ -204,6 +226,7 @@ class Joint:
         except BaseException:
             self._clean(order, own)
             raise
+        self.new_bytes = sum(file.bytes for file in own[0].part.files)
         if step.kind == "full":
             self._own, self._probes = (step.ref, own[0]), (self._probes if order.base else {}) | own[0].probes
         with contextlib.suppress(HoldfastError):
@@ -227,7 +250,7 @@ class Joint:
         except BaseException as error:
             with contextlib.suppress(Exception):  # the leader learns it from the board; this is for when that is gone
                 if sees:
-                    abort(self.store, order.folder, order.record, f"rank {self.team.rank}: {error}")
+                    abort(self.store, order.folder, order.record, f"{self._name_of(self.team.rank)}: {error}")
             raise
 
     def _see_the_same_directory(self, call: Call, order: Order) -> None:
@@ -244,17 +267,10 @@ class Joint:
                     call.hear(WROTE)
                 if time.monotonic() >= until:
                     raise Unavailable(
-                        f"rank {self.team.rank} sees another directory at {self.store.url} than rank {self.team.ranks[0]}: "
-                        f"{order.mark} is not there. All ranks must reach the same storage"
+                        f"{self._name_of(self.team.rank)} sees another directory at {self.store.url} than "
+                        f"{self._name_of(self.team.ranks[0])}: {order.mark} is not there. All ranks must reach the same storage"
                     ) from None
                 time.sleep(0.05)
-
-    def _share_of(self, contents: Contents) -> tuple[Contents, Undeclared]:
-        """What this rank writes, and what it holds with others without having declared it."""
-        assert self.census is not None
-        if self._plan is None or self._plan.census is not self.census:
-            self._plan = plan(contents, self.census)
-        return written_by(self._plan, contents), undeclared_of(self._plan, contents)
 
     def _write_own(self, order: Order, contents: Contents) -> OwnPart:
         return write_part(
@@ -323,6 +339,7 @@ class Joint:
             own.layout,
             lambda record, needed: session.may_commit(record, needed, self._expires),
             decision,
+            self._name_of,
         )
         if step is None:
             raise Unavailable(
@@ -333,9 +350,9 @@ class Joint:
     def _learn(self, call: Call, order: Order, proofs: dict[str, Any]) -> Step:
         """Another rank's part: wait for the answer, or for the decision in the store, whichever is first to be seen."""
         until = None
-        while (answer := self._heard(call)) is None:
+        while (answer := self._heard(call, order)) is None:
             decided = self._seen(call, order)
-            if decided is None and call.left <= 0:
+            if decided is None and (call.left <= 0 or self._is_deserted(call)):
                 self._give_up(call, order)
             elif decided is not None:
                 until = until or time.monotonic() + min(_LATE_WORD_SECONDS, call.left)
@@ -358,7 +375,14 @@ class Joint:
                 raise
             return None
 
-    def _heard(self, call: Call) -> Any:
+    def _is_deserted(self, call: Call) -> bool:
+        """Whether the leader has gone on without a word about this save: it died, and another process stands in its place."""
+        try:
+            return call.is_left_by(self.team.ranks[0], WROTE)
+        except BoardGone:
+            return False
+
+    def _heard(self, call: Call, order: Order) -> Any:
         """The leader's answer, if it is there; waits for it a little.
 
         Raises:
@@ -370,6 +394,12 @@ class Joint:
         except BoardGone:  # the store still decides
             time.sleep(pause)
             return None
+        except HoldfastError:
+            with contextlib.suppress(HoldfastError):
+                decided = self._decided(order)
+                if decided is not None and decided.decision == "committed":
+                    return {}  # whoever answered in the place of a leader that died did not know of it
+            raise
 
     def _give_up(self, call: Call, order: Order) -> None:
         """Publish the abort; return if the commit was first.
@@ -377,7 +407,9 @@ class Joint:
         Raises:
             Deadline: the abort stands.
         """
-        waited = f"rank {self.team.rank} waited {call.seconds:.1f} s for the decision of rank {self.team.ranks[0]}"
+        after = time.monotonic() - call.start
+        names = self._name_of(self.team.rank), self._name_of(self.team.ranks[0])
+        waited = f"{names[0]} waited {after:.1f} s for the decision of {names[1]}"
         abort(self.store, order.folder, order.record, waited)
         decided = self._decided(order)
         if decided is None or decided.decision != "committed":
@@ -396,5 +428,18 @@ class Joint:
 
         call.round(EXPLAIN, work, conclude)
 
+    def _name_of(self, rank: int) -> str:
+        return self.team.name_of(rank)
+
     def _decided(self, order: Order) -> Commit | None:
         return read_record(self.store, f"{order.folder}/commit.json", Commit)
+
+
+def _proofs(undeclared: Undeclared) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Holders and digest of what others hold, too, by name; several boxes of one tensor apart."""
+    found = {}
+    for item, holders in undeclared:
+        assert item.source is not None
+        name, offset = item.key
+        found[f"{name} at {list(offset)}" if any(offset) else name] = (holders, source_digest(item.source))
+    return found

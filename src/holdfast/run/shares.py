@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import msgspec
+
+from ..format.digest import hex_digest
 from ..layout.layouts import Layout, Whole
 from ..plan.save import Holding, Share, shares
-from .census import Census, Structure
+from .census import Census, Common, Structure, compare
 from .contents import Contents, TensorItem
 from .image import ByteRange
 
@@ -25,20 +30,27 @@ def structure_of(contents: Contents) -> Structure:
 
 @dataclass(frozen=True)
 class Plan:
-    """What this rank writes, kept while the structure stays."""
+    """What this writer writes, kept while the structure stays."""
 
-    census: Census
     keys: list[tuple[str, tuple[int, ...]]]
     """`TensorItem.key` by number."""
     mine: list[Share]
     undeclared: list[Holding]
     """Holdings whose equality with others must be proved."""
+    declared: dict[tuple[str, tuple[int, ...]], str] = field(default_factory=dict)
+    """By key: digest of the layout that says that what others hold of it is equal."""
 
 
-def plan(contents: Contents, census: Census) -> Plan:
-    """Who writes what of what this rank holds; computed alone."""
+def plan(contents: Contents, census: Census, among: Collection[int] | None = None) -> Plan:
+    """Who writes what of what this rank holds; computed alone.
+
+    Args:
+        among: ranks that share the writing out, each box among those of them that hold it; all where None.
+    """
     keys: list[tuple[str, tuple[int, ...]]] = []
     holdings, undeclared = [], []
+    declared: dict[tuple[str, tuple[int, ...]], str] = {}
+    digests: dict[Layout, str] = {}
     for item in contents.tensors:
         if item.source is None:
             continue
@@ -47,19 +59,67 @@ def plan(contents: Contents, census: Census) -> Plan:
             holders, is_declared = stream, len(stream) == 1
         else:
             holders, is_declared = census.holders(item.name, tuple(item.shape), layout)
-        box = item.box or ((0,) * len(item.shape), tuple(item.shape))
-        holding = Holding(len(keys), item.name, box, item.source.nbytes // max(1, math.prod(box[1])), holders)
+            if is_declared and not isinstance(layout, Whole):
+                declared[item.key] = digests.setdefault(layout, hex_digest(msgspec.msgpack.encode(layout)))
+        if among is not None:
+            holders = tuple(rank for rank in holders if rank in among)
+            is_declared = is_declared or len(holders) == 1
+        holding = Holding(len(keys), item.name, box_of(item), item.source.nbytes // max(1, math.prod(item.box_shape)), holders)
         keys.append(item.key)
         holdings.append(holding)
         if not is_declared:
             undeclared.append(holding)
-    return Plan(census, keys, shares(holdings, census.rank), undeclared)
+    return Plan(keys, shares(holdings, census.rank), undeclared, declared)
+
+
+def box_of(item: TensorItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The box of an item, that of the whole tensor where it has none of its own."""
+    return item.box or ((0,) * len(item.shape), tuple(item.shape))
+
+
+class Described(Protocol):
+    """The structure of what one writer holds."""
+
+    def digest(self) -> str: ...
+
+    def encode(self) -> bytes: ...
+
+
+class Sharing(Protocol):
+    """How the members of a team come to know who writes what: each describes what it holds, the leader compares, all plan."""
+
+    def describe(self, contents: Contents) -> Described: ...
+
+    def compare(self, tables: Sequence[bytes], groups: Sequence[Sequence[int]]) -> bytes:
+        """What the members' structures have in common.
+
+        Args:
+            tables: one for each group of members whose structures are equal.
+        Raises:
+            Refused: they cannot be one state.
+        """
+        ...
+
+    def plan(self, contents: Contents, described: Any, common: bytes, member: int) -> Plan: ...
+
+
+class ByRanks:
+    """Between ranks, from the layouts of what each holds."""
+
+    def describe(self, contents: Contents) -> Structure:
+        return structure_of(contents)
+
+    def compare(self, tables: Sequence[bytes], groups: Sequence[Sequence[int]]) -> bytes:
+        return compare([Structure.decode(data) for data in tables], groups).encode()
+
+    def plan(self, contents: Contents, described: Structure, common: bytes, member: int) -> Plan:
+        return plan(contents, Census(described, Common.decode(common), member))
 
 
 def share_of(item: TensorItem, share: Share) -> TensorItem:
     """The part of an item that a share is: some rows of it, which lie side by side."""
     assert item.source is not None
-    box = item.box or ((0,) * len(item.shape), tuple(item.shape))
+    box = box_of(item)
     if share.box == box:
         return item if item.box else replace(item, box=box)
     dim = next(d for d, n in enumerate(box[1]) if n > 1)

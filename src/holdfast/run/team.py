@@ -8,74 +8,27 @@ it waited too long, the commit record in the checkpoint store tells: see `joint.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 
 from .. import errors
-from ..errors import Deadline, HoldfastError
+from ..errors import Deadline, HoldfastError, Unavailable
 from .agreement import Decisions
+from .board import Board
 
 _GRACE_SECONDS = 1.0
 """How much longer than its leader a rank waits: the leader knows for whom all are waiting, and says so."""
 _LOOK_SECONDS = 0.25
 _LOOKED_AT = 64
 _REMEMBERED = 256
-
-
-class Board(Protocol):
-    """Keys and values that all ranks of a job see."""
-
-    def post(self, key: str, data: bytes) -> None: ...
-
-    def wait(self, keys: Sequence[str], seconds: float) -> bool:
-        """Whether all the keys are there within so many seconds."""
-        ...
-
-    def read(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of keys that are there."""
-        ...
-
-    def drop(self, keys: Iterable[str]) -> None:
-        """Forget keys; missing ones are no error."""
-        ...
-
-    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
-        """Set a key to `data`, not b"", if its value is `expected`, b"" for a key that is not there; the value that stands."""
-        ...
-
-    def decide(self, key: str, data: bytes) -> bytes:
-        """Set a key that only the first rank to come sets, to `data`, not b""; what the first one set."""
-        ...
-
-
-class Apart:
-    """A part of a board for calls of their own, which go on beside the others."""
-
-    def __init__(self, board: Board, prefix: str) -> None:
-        self._board, self._prefix = board, prefix
-
-    def post(self, key: str, data: bytes) -> None:
-        self._board.post(self._prefix + key, data)
-
-    def wait(self, keys: Sequence[str], seconds: float) -> bool:
-        return self._board.wait([self._prefix + key for key in keys], seconds)
-
-    def read(self, keys: Sequence[str]) -> list[bytes]:
-        return self._board.read([self._prefix + key for key in keys])
-
-    def drop(self, keys: Iterable[str]) -> None:
-        self._board.drop(self._prefix + key for key in keys)
-
-    def swap(self, key: str, expected: bytes, data: bytes) -> bytes:
-        return self._board.swap(self._prefix + key, expected, data)
-
-    def decide(self, key: str, data: bytes) -> bytes:
-        return self._board.decide(self._prefix + key, data)
+_FOR_EVER = 1 << 62
+"""The order of the call after all others: who is in it takes part in none any more."""
 
 
 class Where(msgspec.Struct, array_like=True):
@@ -102,12 +55,16 @@ class Team:
 
     Attributes:
         ranks: global ranks, ascending; the first one leads. rank: of this process. node: equal for ranks that share memory.
+        names: of members that are more than the rank that stands for them.
+        ended: once it is set, nobody is waited for any more.
     """
 
     ranks: tuple[int, ...]
     rank: int
     board: Board
     node: str = ""
+    names: Mapping[int, str] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
     _calls: dict[str, int] = field(default_factory=dict)
     _made: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     """Keys of the calls that this rank has made, the last ones."""
@@ -123,6 +80,10 @@ class Team:
     def position(self) -> int:
         """Of this rank among the ranks of the team."""
         return self.ranks.index(self.rank)
+
+    def name_of(self, rank: int) -> str:
+        """A member as messages call it."""
+        return self.names.get(rank, f"rank {rank}")
 
     def lead(self, name: str, seconds: float, work: Callable[[], Any]) -> Any:
         """Let the leader do `work`, and return on all ranks what it gave, or raise what it raised."""
@@ -162,13 +123,46 @@ class Team:
         call.enter()
         return call
 
+    def leave(self, why: str) -> None:
+        """Let the others know that this member makes no call any more, until it makes the next one.
+
+        Raises:
+            BoardGone
+        """
+        self.say_where(Where("", why, _FOR_EVER, True))
+
+    def take_over(self, phases: Sequence[str], why: str) -> None:
+        """Fail the calls in which the process that was this member before has taken part, and the others still are.
+
+        Args:
+            phases: of those calls.
+        Raises:
+            BoardGone
+        """
+        error = msgspec.msgpack.encode(Said(error=["Unavailable", f"{self.name_of(self.rank)}: {why}"]))
+        for rank in self.ranks:
+            where = self.where(rank) if rank != self.rank else None
+            if where is None or where.is_over:
+                continue
+            keys = [f"{where.key}/{phase}/{'answer' if self.leads else self.rank}" for phase in phases]
+            if any(self.board.wait([key], 0.0) for key in keys):  # in a call without a word of it this one can take part
+                for key in keys:
+                    self.board.decide(key, error)
+
+    def where(self, rank: int) -> Where | None:
+        """Which call a member is in, or was in last."""
+        key = f"now/{rank}"
+        if not self.board.wait([key], 0.0):
+            return None
+        return msgspec.msgpack.decode(self.board.read([key])[0], type=Where)
+
+    def say_where(self, where: Where) -> None:
+        self.board.post(f"now/{self.rank}", msgspec.msgpack.encode(where))
+
     def _number_of_others(self, name: str) -> int:
         """Of the call that the leader (for the leader: the second rank) is in, if it has this name."""
-        key = f"now/{self.ranks[1 if self.leads else 0]}"
-        if not self.board.wait([key], 0.0):
-            return 0
-        where = msgspec.msgpack.decode(self.board.read([key])[0], type=Where)
-        return int(where.key.rpartition("/")[2]) if where.name == name and not where.is_over else 0
+        where = self.where(self.ranks[1 if self.leads else 0])
+        return int(where.key.rpartition("/")[2]) if where is not None and where.name == name and not where.is_over else 0
 
 
 class Call:
@@ -189,6 +183,8 @@ class Call:
     @property
     def left(self) -> float:
         """Seconds that this rank still waits, not below zero: until the deadline, and a little longer if it does not lead."""
+        if self.team.ended.is_set():
+            return 0.0
         grace = 0.0 if self.team.leads else _GRACE_SECONDS
         return max(0.0, self.start + self.seconds + grace - time.monotonic())
 
@@ -270,7 +266,7 @@ class Call:
 
     def among(self, ranks: tuple[int, ...], what: str, phases: Sequence[str]) -> Call:
         """A call within this one, of some of its ranks, this one among them; it has the same deadline."""
-        team = Team(ranks, self.team.rank, self.team.board, self.team.node, _spent=self.team._spent, _made=self.team._made)
+        team = replace(self.team, ranks=ranks, _calls={}, _decisions={}, _topics={})
         inner = Call(team, f"{self._key}/{what}/{ranks[0]}", self.name, self.seconds, tuple(phases))
         inner.start = self.start
         return inner
@@ -304,8 +300,9 @@ class Call:
     def fail(self, error: BaseException) -> None:
         """Tell the others that this rank has failed: in every phase from here on, so that nobody waits for it. Never raises."""
         text = str(error) if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-        if not text.startswith("rank "):
-            text = f"rank {self.team.rank}: {text}"
+        name = self.team.name_of(self.team.rank)
+        if not text.startswith(name.partition(" ")[0] + " "):
+            text = f"{name}: {text}"
         said = Said(error=[type(error).__name__, text])
         try:
             if self._key in self.team._made:
@@ -326,28 +323,38 @@ class Call:
                 return False
             absent = [rank for rank, key in keys.items() if not self.team.board.wait([key], 0.0)]
             for rank in absent[:_LOOKED_AT]:
-                where = self._where(rank)
-                if where is None or where.is_over or where.key in self.team._made or 0 <= where.order < self._order:
+                where = self.team.where(rank)
+                if where is None or where.key in self.team._made or 0 <= where.order < self._order:
+                    continue
+                if where.is_over and not self._is_before(where):
                     continue
                 if self.team.board.wait([keys[rank]], 0.0):  # it has said it meanwhile, and gone on
                     continue
-                raise self.failed(
-                    Deadline(
-                        f"{self.name}: not waiting on in {phase!r} after {time.monotonic() - self.start:.1f} s: rank {rank} is "
-                        f"in {where.name!r} and has not made this call; all ranks of a team make the same calls in the same order"
-                    )
-                )
+                raise self.failed(self._elsewhere(phase, rank, where))
         return True
 
-    def _say_where(self, is_over: bool) -> None:
-        where = Where(self._key, self.name, self._order, is_over)
-        self.team.board.post(f"now/{self.team.rank}", msgspec.msgpack.encode(where))
+    def is_left_by(self, rank: int, phase: str) -> bool:
+        """Whether a rank has gone on to later calls, and has not answered this phase; for calls that are in an order."""
+        where = self.team.where(rank)
+        return where is not None and self._is_before(where) and not self.is_answered(phase, 0.0)
 
-    def _where(self, rank: int) -> Where | None:
-        key = f"now/{rank}"
-        if not self.team.board.wait([key], 0.0):
-            return None
-        return msgspec.msgpack.decode(self.team.board.read([key])[0], type=Where)
+    def _is_before(self, where: Where) -> bool:
+        """Whether who is there will not come to this call any more, even if it has failed there."""
+        return 0 <= self._order < where.order
+
+    def _elsewhere(self, phase: str, rank: int, where: Where) -> HoldfastError:
+        """Why a rank that is in another call is not waited for."""
+        after = f"{self.name}: not waiting on in {phase!r} after {time.monotonic() - self.start:.1f} s"
+        name = self.team.name_of(rank)
+        if where.order == _FOR_EVER:
+            return Unavailable(f"{after}: {name} takes no part any more: {where.name}")
+        return Deadline(
+            f"{after}: {name} is in {where.name!r} and has not made this call; all ranks of a team make the same calls in the "
+            "same order"
+        )
+
+    def _say_where(self, is_over: bool) -> None:
+        self.team.say_where(Where(self._key, self.name, self._order, is_over))
 
     def _enter(self, phase: str) -> None:
         self._at = self.phases.index(phase)
@@ -376,9 +383,10 @@ class Call:
         seen = []
         for rank in absent[:8]:
             done = [p for p in before if self.team.board.wait([f"{self._key}/{p}/{rank}"], 0.0)]
-            where = None if done else self._where(rank)
+            where = None if done else self.team.where(rank)
             elsewhere = f"; it was last in {where.name!r}" if where is not None else ""
-            seen.append(f"rank {rank} ({f'last seen after {done[-1]!r}' if done else f'it never began{elsewhere}'})")
+            last = f"last seen after {done[-1]!r}" if done else f"it never began{elsewhere}"
+            seen.append(f"{self.team.name_of(rank)} ({last})")
         more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
         return f"{self.name}: waited {time.monotonic() - self.start:.1f} s in {phase!r} for {', '.join(seen)}{more}"
 

@@ -20,21 +20,22 @@ GROUPS, MEMBERS = "param_groups", "params"
 
 
 def unite(parts: Sequence[Part]) -> tuple[list[Any], dict[str, list[Any]]]:
-    """Common values, in the order of the tree, and values by the writer's position: [path, typed JSON] pairs.
+    """Common values, in the order of the tree, and values by the rank's position: [path, typed JSON] pairs.
 
-    A value is common if all writers that have it say the same.
+    A value is common if all ranks that have it say the same. A part is that of the rank at its own position, or, where it has
+    values by rank, that of these ranks.
     """
-    by_rank = {rank: pairs for part in parts for rank, pairs in part.rank_values.items()}
     if len(parts) == 1:
-        return list(parts[0].values), by_rank
+        return list(parts[0].values), dict(parts[0].rank_values)
+    by_rank: dict[str, list[Any]] = {}
     united = _Groups({role for part in parts for role, kind in part.roles.items() if kind == "optimizer"})
     common: dict[bytes, Pair] = {}
     differing: set[bytes] = set()
     said: list[tuple[str, bytes, Pair]] = []
-    for position, part in enumerate(parts):
-        for path, data in united.take(part.values):
+    for rank, values in _by_rank(parts):
+        for path, data in united.take(values):
             key = msgspec.json.encode(path)
-            said.append((str(position), key, (path, data)))
+            said.append((rank, key, (path, data)))
             if _coded(common.setdefault(key, (path, data))[1]) != _coded(data):
                 differing.add(key)
     _refuse_generators(parts, [common[key][0] for key in differing])
@@ -43,6 +44,17 @@ def unite(parts: Sequence[Part]) -> tuple[list[Any], dict[str, list[Any]]]:
             by_rank.setdefault(rank, []).append(list(pair))
     values = [list(pair) for key, pair in common.items() if key not in differing]
     return values + united.pairs(), by_rank
+
+
+def _by_rank(parts: Sequence[Part]) -> list[tuple[str, list[Any]]]:
+    """What each rank says, by ascending position."""
+    found: dict[str, list[Any]] = {}
+    for position, part in enumerate(parts):
+        if part.values or not part.rank_values:
+            found.setdefault(str(position), []).extend(part.values)
+        for rank, pairs in part.rank_values.items():
+            found.setdefault(rank, []).extend(pairs)
+    return sorted(found.items(), key=lambda one: int(one[0]))
 
 
 def _refuse_generators(parts: Sequence[Part], differing: Sequence[Any]) -> None:

@@ -147,17 +147,18 @@ def settle(
     layout: str,
     may_commit: Callable[[Commit, set[str]], bool],
     decision: Decision,
+    name_of: Callable[[int], str] = lambda rank: f"rank {rank}",
 ) -> Step | None:
     """Prove that the parts are the whole state, and commit. None if `may_commit` says no.
 
     Args:
-        layout: path of the index part that holds the layout of the one part.
+        layout: path of the index part that holds the layout of the one part. name_of: whose part one of several is.
     Raises:
         Refused: the parts do not cover every tensor exactly once.  StepExists: somebody else has decided.  Unavailable.
     """
     record, index, part_of_entry = combine(record, parts, folder)
     is_joint = len(parts) > 1
-    prove_cover(index, (lambda entry: f"rank {rank_of(parts[part_of_entry[entry]][1].writer)}") if is_joint else None)
+    prove_cover(index, (lambda entry: name_of(rank_of(parts[part_of_entry[entry]][1].writer))) if is_joint else None)
     if is_joint:
         whole = Part(writer=WHOLE, step=record.step, attempt=record.attempt)
         ref, layout = publish_part(store, folder, whole, index.columns)
