@@ -19,7 +19,8 @@ from . import background
 from .api import save_contents, save_jointly, state_contents
 from .background import Agent, Settings
 from .capture import barrier
-from .capture.saver import DoesNotFit, Orders, Saver
+from .capture.saver import Saver
+from .capture.slots import DoesNotFit, Orders
 from .coding import coder_of
 from .errors import Deadline, HoldfastError, Overdue, Refused, StepExists, Superseded, TooLate, Unavailable, Unsupported
 from .handle import DURABLE, Handle
