@@ -8,6 +8,7 @@ HoldfastError                  1
     NoSpace                    8   it does not fit
     BoardGone                  7   the store by which ranks talk does not answer
     LeftOut                    7   a save was left out on purpose
+    Replaced                   7   an agent was killed and replaced
   Deadline                     7   a wait ran out
   Superseded                   6   a newer attempt has taken over the run
   Overdue                      1   more than `lose_at_most` would be lost
@@ -77,6 +78,10 @@ class BoardGone(Unavailable):
 
 class LeftOut(Unavailable):
     """A save was left out on purpose, by another node: no memory was free there, or a newer one took its place."""
+
+
+class Replaced(Unavailable):
+    """An agent that had a part in a save was killed, and another one has taken its place, which knows nothing of that save."""
 
 
 class NoSpace(Unavailable):

@@ -14,10 +14,11 @@ import pytest
 
 import holdfast
 from holdfast.agent.arena import Arena
-from holdfast.agent.engine import DURABLE, FAILED, WRITING, Engine
+from holdfast.agent.engine import Engine
 from holdfast.agent.messages import Adopt, Begin, Captured, Dropped, Memory, Message, Node, Outcome, Row, Table
 from holdfast.agent.node import node_contents
 from holdfast.agent.together import NodeWriter
+from holdfast.agent.versions import DURABLE, FAILED, WRITING
 from holdfast.format.records import Claim
 from holdfast.run.session import Session
 from holdfast.run.store_board import StoreBoard, board_folder

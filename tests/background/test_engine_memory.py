@@ -13,8 +13,9 @@ import pytest
 
 import holdfast
 from holdfast.agent.arena import Arena
-from holdfast.agent.engine import DURABLE, FAILED, Engine
+from holdfast.agent.engine import Engine
 from holdfast.agent.messages import Begin, Captured, Dropped, Free, Memory, Message, Outcome, Row, Table
+from holdfast.agent.versions import DURABLE, FAILED
 from holdfast.agent.writer import SessionWriter
 from holdfast.run.session import Session
 from holdfast.store.local import LocalStore

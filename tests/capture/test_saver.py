@@ -34,7 +34,16 @@ class Line:
 @pytest.fixture
 def saver() -> Iterator[Saver]:
     made = Saver(
-        holdfast.State(model=torch.nn.Linear(300, 3)), (), 0, (0,), False, "auto", 60.0, 1, lambda ref: None, lambda step, mine: mine
+        holdfast.State(model=torch.nn.Linear(300, 3)),
+        (),
+        0,
+        (0,),
+        False,
+        "auto",
+        60.0,
+        1,
+        lambda ref: None,
+        lambda step, mine: mine,
     )
     made.link = Line()
     yield made

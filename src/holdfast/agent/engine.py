@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import HoldfastError, LeftOut, Superseded
@@ -24,18 +23,16 @@ from ..run.contents import Contents
 from ..run.history import Step
 from ..run.team import error_of
 from ..store.base import Store
-from .arena import Arena, Bytes
+from .arena import Arena
 from .contents import Taken, contents_of, differing_census
 from .gate import ALL, Gate, said_of
 from .marks import Marks
 from .messages import Begin, Captured, Common, Displace, Dropped, Free, Memory, Message, Outcome, Progress, Structured, Table
 from .proofs import check_replicas
-from .times import Times
+from .versions import DURABLE, FAILED, FILLING, OVER, QUEUED, WRITING, Rank, Version, first_reserved
 from .writer import Writer
 
 log = logging.getLogger("holdfast")
-FILLING, QUEUED, WRITING, DURABLE, FAILED = "filling", "captured", "writing", "durable", "failed"
-OVER = (DURABLE, FAILED)
 _REMEMBERED = 64
 _ERRORS = 16
 _UNRECORDED = 1000
@@ -43,46 +40,6 @@ _UNRECORDED = 1000
 _TABLES = 8
 
 Tell = Callable[[int, Message, Sequence[int]], None]
-
-
-@dataclass
-class Version:
-    """One step, on its way from the ranks' memory to the store."""
-
-    step: int
-    turn: int = 1
-    """How many times the step was begun."""
-    begun: dict[int, Begin] = field(default_factory=dict)
-    """By rank, until it is over."""
-    at: dict[int, int] = field(default_factory=dict)
-    """By rank: the number of its slot."""
-    tables: dict[int, Table] = field(default_factory=dict)
-    gates: dict[int, Gate] = field(default_factory=dict)
-    arenas: dict[int, Arena] = field(default_factory=dict)
-    """Those that it was begun in: a rank may have another one since, while this version is still to be written."""
-    slots: dict[int, Bytes] = field(default_factory=dict)
-    """Its memory in them, which stays for as long as this has it."""
-    freed: set[int] = field(default_factory=set)
-    """Ranks that may fill its slot again."""
-    captured: dict[int, Captured] = field(default_factory=dict)
-    level: str = FILLING
-    error: list[str] | None = None
-    is_skip: bool = False
-    written: Step | None = None
-    times: Times = field(default_factory=Times)
-
-
-@dataclass
-class Rank:
-    """What the engine knows of one rank."""
-
-    structure: Structured | None = None
-    arena: Arena | None = None
-    tables: dict[int, tuple[Table, Arena]] = field(default_factory=dict)
-    """By number, the last ones, with the arena that was given for each: a capture may have begun before the newest."""
-    last_step: int = -1
-    """That it has begun; it will begin none before it any more."""
-    is_there: bool = True
 
 
 class Engine:
@@ -262,7 +219,7 @@ class Engine:
         if not fits and old is not None:
             old.close()
         try:
-            arena = old if fits and old is not None else _reserved(message)
+            arena = old if fits and old is not None else first_reserved(message)
         except (HoldfastError, OSError) as error:
             self._tell(rank, Memory(message.number, 0, 0, error=said_of(error)))
             return
@@ -549,13 +506,3 @@ class Engine:
 
     def _tell(self, rank: int, message: Message, fds: Sequence[int] = ()) -> None:
         self._tell_rank(rank, message, fds)
-
-
-def _reserved(table: Table) -> Arena:
-    arena = Arena.create(table.slots, table.nbytes)
-    try:
-        arena.reserve(0)
-    except BaseException:
-        arena.close()
-        raise
-    return arena

@@ -11,7 +11,8 @@ from pathlib import Path
 from ..run.status import ErrorStatus, RankStatus, SaveStatus, Status
 from ..run.timings import TRAINER
 from ..version import VERSION
-from .engine import OVER, Engine, Version
+from .engine import Engine
+from .versions import OVER, Version
 
 
 def status_of_engine(engine: Engine | None, url: str, attempt: int, began: float, pids: Mapping[int, tuple[int, bool]]) -> Status:

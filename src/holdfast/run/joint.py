@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import BoardGone, Deadline, HoldfastError, StepExists, Unavailable
+from ..errors import BoardGone, Deadline, HoldfastError, Replaced, StepExists, Unavailable
 from ..format.columns import Columns
 from ..format.digest import hex_digest
 from ..format.index import Index
@@ -394,7 +394,7 @@ class Joint:
         except BoardGone:  # the store still decides
             time.sleep(pause)
             return None
-        except HoldfastError:
+        except Replaced:
             with contextlib.suppress(HoldfastError):
                 decided = self._decided(order)
                 if decided is not None and decided.decision == "committed":

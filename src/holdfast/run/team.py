@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from .. import errors
-from ..errors import Deadline, HoldfastError, Unavailable
+from ..errors import Deadline, HoldfastError, Replaced, Unavailable
 from .agreement import Decisions
 from .board import Board
 
@@ -139,7 +139,7 @@ class Team:
         Raises:
             BoardGone
         """
-        error = msgspec.msgpack.encode(Said(error=["Unavailable", f"{self.name_of(self.rank)}: {why}"]))
+        error = msgspec.msgpack.encode(Said(error=[Replaced.__name__, f"{self.name_of(self.rank)}: {why}"]))
         for rank in self.ranks:
             where = self.where(rank) if rank != self.rank else None
             if where is None or where.is_over:
