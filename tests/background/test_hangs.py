@@ -132,12 +132,17 @@ def break_the_line(run: Path, sockets: Path) -> tuple[list[str], list[int]]:
     trainer = Trainer(run, sockets, 30.0)
     trainer.save_one()
     agents = agents_in(sockets)
-    if dist.get_rank() == dist.get_world_size() - 1:
-        for name in os.listdir("/proc/self/fd"):
-            if _is_line(int(name), sockets):
-                with socket.socket(fileno=os.dup(int(name))) as end:
-                    end.shutdown(socket.SHUT_RDWR)
-    trainer.step_until(lambda: _all(dist.get_rank() != dist.get_world_size() - 1 or bool(trainer.warned)))
+    is_cut = dist.get_rank() == dist.get_world_size() - 1
+
+    def is_told() -> bool:
+        if is_cut and not trainer.warned:  # again, if nothing was under way that could be lost
+            for name in os.listdir("/proc/self/fd"):
+                if _is_line(int(name), sockets):
+                    with socket.socket(fileno=os.dup(int(name))) as end:
+                        end.shutdown(socket.SHUT_RDWR)
+        return _all(not is_cut or bool(trainer.warned))
+
+    trainer.step_until(is_told)
     for _ in range(4):  # more than there are slots
         trainer.save_one()
     agents += agents_in(sockets)

@@ -157,10 +157,7 @@ class Links:
 
     def _receive(self, rank: int) -> bool:
         """Take one message; returns whether more may come."""
-        try:
-            message = self._ends[rank].recv(_LONGEST_MESSAGE)
-        except OSError:
-            message = b""
+        message = self._next_of(rank)
         with self._lock:
             if not message:
                 if rank not in self._has_ended:
@@ -177,6 +174,17 @@ class Links:
             self._counts[topic][rank] = max(count, self._counts[topic].get(rank, 0))
             self._changed[topic].notify_all()
         return True
+
+    def _next_of(self, rank: int) -> bytes:
+        """The next message of a rank; empty if none comes any more."""
+        end = self._ends[rank]
+        try:
+            try:
+                return end.recv(_LONGEST_MESSAGE)
+            except ConnectionResetError:  # it left with something of ours unread; what it said before is still there
+                return end.recv(_LONGEST_MESSAGE)
+        except OSError:
+            return b""
 
     def _lost(self, rank: int) -> None:
         pid, seconds = self._processes[rank].pid, time.monotonic() - self._call.start
