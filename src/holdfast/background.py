@@ -135,7 +135,7 @@ def finish_earlier(store: Store, team: Team | None, seconds: float) -> None:
     if is_synchronous() or not _is_reachable(store):
         return
     if team is None:
-        _finish(store, seconds * _SHARE_OF_EARLIER, ())
+        _finish(store, seconds * _SHARE_OF_EARLIER, (), ())
         return
     call = team.call("finish what agents hold", seconds, ["look", "finish"])
     said = call.round("look", lambda: [team.node, _has_agent(store)], lambda said: said)
@@ -144,19 +144,20 @@ def finish_earlier(store: Store, team: Team | None, seconds: float) -> None:
 
     def finish() -> None:
         if is_first:
-            _finish(store, seconds * _SHARE_OF_EARLIER, tuple(sorted(absent)))
+            present = tuple(sorted({node for node, _ in said} - absent))
+            _finish(store, seconds * _SHARE_OF_EARLIER, tuple(sorted(absent)), present)
 
     call.round("finish", finish, lambda said: None)
 
 
-def _finish(store: Store, seconds: float, absent: tuple[str, ...]) -> None:
+def _finish(store: Store, seconds: float, absent: tuple[str, ...], present: tuple[str, ...]) -> None:
     """Wait until the agent of this node has finished, if there is one.
 
     Args:
-        absent: nodes of the job that have none.
+        absent: nodes of the job that have none. present: nodes of the job that have one, where there are several.
     """
     try:
-        answer = ask(store.url, _node(), Flush(seconds, absent), seconds + 1.0)
+        answer = ask(store.url, _node(), Flush(seconds, absent, present), seconds + 1.0)
     except Deadline:
         answer = Flushed(False)
     if answer == Flushed(False):

@@ -88,6 +88,8 @@ class Engine:
         """What whoever writes with this engine is still to be told of: that it will not come from here."""
         self._has_left = False
         """Whether they know that nothing comes from here while a rank is gone."""
+        self._has_come_back = False
+        """Whether that is not so any more, and they do not know it yet."""
         self._thread = threading.Thread(target=self._write_all, name="holdfast-engine", daemon=True)
         self._thread.start()
 
@@ -122,6 +124,9 @@ class Engine:
             if member.is_there:
                 return
             member.is_there = True
+            if self._gone is None and self._has_left:
+                self._has_left, self._has_come_back = False, True
+                self._changed.notify_all()
             old, member.arena, member.tables = member.arena, None, {}
             self._forget_newest()
         if old is not None:
@@ -255,14 +260,19 @@ class Engine:
         table, arena = member.tables.get(message.table, (None, None))
         is_current = arena is not None and arena is member.arena
         member.last_step = max(member.last_step, message.step)
-        if version is not None and version.level in OVER and version.turn >= message.turn:  # others have ended it already,
-            # maybe before this rank knew of it; maybe they have even begun it again since
-            outcome = Outcome(version.step, 0, version.error, version.is_skip, self._is_superseded, turn=message.turn)
+        if version is not None and (
+            version.turn > message.turn or (version.level in OVER and version.turn == message.turn)
+        ):  # others have ended it before this rank knew of it, or even begun it again
+            again = ["Unavailable", f"step {message.step} was begun again since"]
+            error = version.error if version.turn == message.turn else again
+            outcome = Outcome(version.step, 0, error, version.is_skip, self._is_superseded, turn=message.turn)
             self._tell(rank, outcome)
             if is_current:
                 self._tell(rank, Free(message.slot))
             return
         if version is None or version.turn < message.turn:
+            if version is not None:
+                self._give_up(version, ["Unavailable", f"rank {rank} has begun step {message.step} again"])
             version = self._versions[message.step] = Version(message.step, message.turn)
             version.times.began = message.began
         version.begun[rank], version.at[rank] = message, message.slot
@@ -298,26 +308,28 @@ class Engine:
         self._changed.notify_all()
 
     def _progress(self, rank: int, message: Progress) -> None:
-        if (version := self._begun(rank, message.step)) is not None:
+        if (version := self._begun(rank, message.step, message.turn)) is not None:
             version.gates[rank].come(message.at)
 
     def _captured(self, rank: int, message: Captured) -> None:
-        if (version := self._begun(rank, message.step)) is not None:
+        if (version := self._begun(rank, message.step, message.turn)) is not None:
             version.captured[rank] = message
             version.times.by_rank[rank] = message.phases
             version.gates[rank].come(ALL)
             self._changed.notify_all()
 
-    def _begun(self, rank: int, step: int) -> Version | None:
-        """The version that a rank captures; None where it was over when the rank began it."""
+    def _begun(self, rank: int, step: int, turn: int) -> Version | None:
+        """The version that a rank captures; None where it was over when the rank began it, or is another try."""
         version = self._versions.get(step)
-        return version if version is not None and rank in version.begun else None
+        return version if version is not None and rank in version.begun and version.turn == turn else None
 
     def _dropped(self, rank: int, message: Dropped) -> None:
         version = self._versions.get(message.step)
         if version is None or version.turn < message.turn:
+            if version is not None:
+                self._give_up(version, message.error, message.is_skip)
             version = self._versions[message.step] = Version(message.step, message.turn)
-        if version.turn > message.turn:
+        if version.turn > message.turn or rank in version.captured:  # its bytes are here, whatever it has heard of them
             return
         self._give_up(version, message.error, message.is_skip, is_known=message.by_all)
 
@@ -434,7 +446,13 @@ class Engine:
 
     @property
     def _has_news(self) -> bool:
-        return bool(self._refused) or (self._gone is not None and not self._has_left)
+        return bool(self._refused) or self._is_leaving or self._has_come_back
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether nothing more comes from here, as a rank is gone, and nobody knows it yet."""
+        is_empty = not self._queue and not any(version.level == FILLING for version in self._versions.values())
+        return self._gone is not None and not self._has_left and is_empty
 
     @property
     def _gone(self) -> int | None:
@@ -445,8 +463,11 @@ class Engine:
         """Let those that write with this engine know what they need not wait for."""
         with self._changed:
             refused, self._refused = self._refused, deque()
-            gone = self._gone if not self._queue and not self._has_left else None
+            gone = self._gone if self._is_leaving else None
             self._has_left = self._has_left or gone is not None
+            is_back, self._has_come_back = self._has_come_back, False
+        if is_back:
+            self.writer.stay()
         for version in refused:
             kind, text = version.error or ["Unavailable", "it was given up"]
             self.writer.refuse(version.step, version.turn, LeftOut(text) if version.is_skip else error_of([kind, text]))
@@ -467,7 +488,11 @@ class Engine:
     def _write(self, version: Version) -> Step:
         """Write one version, behind its copies."""
         taken = [Taken(r, version.tables[r], version.begun[r], version.slots[r], version.gates[r]) for r in self.ranks]
-        contents = self._united(taken)
+        try:
+            contents = self._united(taken)
+        except HoldfastError as error:
+            self.writer.refuse(version.step, version.turn, error)
+            raise
         metrics = {name: value for one in reversed(taken) for name, value in one.begin.metrics.items()}
 
         def check() -> None:

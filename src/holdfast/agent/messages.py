@@ -149,6 +149,7 @@ class Progress(msgspec.Struct, tag=True, frozen=True):
 
     step: int
     at: int
+    turn: int = 1
 
 
 class Captured(msgspec.Struct, tag=True, frozen=True):
@@ -158,6 +159,7 @@ class Captured(msgspec.Struct, tag=True, frozen=True):
     proofs: dict[str, tuple[tuple[int, ...], str]]
     """Of what others hold, too, without it being declared: holders and digest, by name."""
     phases: tuple[Phase, ...] = ()
+    turn: int = 1
 
 
 class Dropped(msgspec.Struct, tag=True, frozen=True):
@@ -204,6 +206,8 @@ class Flush(msgspec.Struct, tag=True, frozen=True):
     seconds: float
     absent: tuple[str, ...] = ()
     """Nodes that have no agent any more: nothing is waited for that one of them would have to write."""
+    present: tuple[str, ...] | None = None
+    """Nodes of the job that asks, if it is one: agents of others may be gone with their nodes, and are not waited for long."""
 
 
 class Flushed(msgspec.Struct, tag=True, frozen=True):

@@ -72,12 +72,15 @@ class _Reader:
     def __init__(self, store: Remembering, file: _File, inner: Reader) -> None:
         self._store, self._file, self._inner = store, file, inner
         self.nbytes = inner.nbytes
+        self._given: set[tuple[int, int]] = set()
+        """What was read from memory, (offset, bytes): who asks for it again has found it wrong."""
 
     def read_into(self, offset: int, targets: Sequence[Any]) -> int:
         wanted = sum(len(target) for target in targets)
         pieces = list(self._pieces(offset, wanted))
-        if sum(map(len, pieces)) != wanted:
+        if sum(map(len, pieces)) != wanted or self._was_given(offset, wanted):
             return self._inner.read_into(offset, targets)
+        self._given.add((offset, wanted))
         number, at = 0, 0
         for target in targets:
             out, done = np.frombuffer(target, np.uint8), 0
@@ -92,6 +95,9 @@ class _Reader:
 
     def close(self) -> None:
         self._inner.close()
+
+    def _was_given(self, offset: int, wanted: int) -> bool:
+        return any(start <= offset and offset + wanted <= start + nbytes for start, nbytes in self._given)
 
     def _pieces(self, offset: int, wanted: int) -> Iterator[Bytes]:
         """The bytes from `offset` on, as far as they lie in memory without a gap."""

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from ..coding import coder_of
-from ..errors import HoldfastError
+from ..errors import HoldfastError, Unavailable
 from ..run.contents import Contents
 from ..run.identity import this_process
 from ..run.session import Session
@@ -57,6 +57,9 @@ log = logging.getLogger("holdfast")
 _LOOK_SECONDS = 0.5
 _LAST_FLUSH_SECONDS = 600.0
 _ADOPT_FLUSH_SECONDS = 600.0
+_OUTSIDE_SECONDS = 15.0
+"""How long a job waits for agents of nodes that have no part in it: their nodes may be gone, or be about to finish."""
+_AGAIN_SECONDS = 1.0
 
 
 class Agent:
@@ -175,10 +178,7 @@ class Agent:
         if isinstance(message, Ask):
             wire.send(Told(self.status()))
         elif isinstance(message, Flush):
-            if self._engine is not None and self._needs(message.absent):
-                self._engine.writer.give_up()
-            is_done = self._engine.flush(message.seconds) if self._engine is not None else True
-            wire.send(Flushed(is_done))
+            wire.send(Flushed(self._flush_for(message)))
         elif isinstance(message, Recall):
             self._recall(wire)
         elif isinstance(message, Stop):
@@ -218,6 +218,21 @@ class Agent:
         elif self._engine is not None and rank in self._engine.ranks:
             self._engine.receive(rank, message)
 
+    def _flush_for(self, message: Flush) -> bool:
+        """Flush, and wait for no node that is gone, and not for long for one that may be; returns whether all was done."""
+        engine, left = self._engine, message.seconds
+        if engine is None:
+            return True
+        nodes = {node.name for node in self._adopted.nodes} if self._adopted is not None else set()
+        if message.present is not None and not nodes <= {*message.present, *message.absent}:
+            if engine.flush(min(left, _OUTSIDE_SECONDS)):
+                return True
+            left = max(0.0, left - _OUTSIDE_SECONDS)
+            engine.writer.give_up()
+        elif nodes & set(message.absent):
+            engine.writer.give_up()
+        return engine.flush(left)
+
     def _flush(self, wire: Wire, message: Flush) -> None:
         is_done = self._engine.flush(message.seconds) if self._engine is not None else True
         with contextlib.suppress(OSError):
@@ -237,6 +252,8 @@ class Agent:
                 writer = self._writer(message)
             except HoldfastError as error:
                 wire.send(Outcome(-1, message.claim.attempt, said_of(error)))
+                if isinstance(error, Unavailable):
+                    raise ConnectionError("the job could not be adopted") from error  # the rank comes again
                 return
             for rank in arenas.keys() - set(message.ranks):
                 arenas.pop(rank).close()
@@ -256,16 +273,18 @@ class Agent:
             for rank in message.ranks:
                 self._tell(rank, Joined(message.claim.attempt), ())
 
-    def _needs(self, absent: Sequence[str]) -> bool:
-        """Whether one of these nodes would have to write with this one."""
-        return self._adopted is not None and any(node.name in absent for node in self._adopted.nodes)
-
     def _writer(self, message: Adopt) -> Writer:
         """Who writes for a job: its session alone, or with the agents of its other nodes."""
         session = Session(self._store, message.libraries, claim=message.claim)
-        if message.nodes:
-            return NodeWriter(self._store, message, session)
-        return SessionWriter(session, message.keep, message.recycle, coder_of(message.coding))
+        if not message.nodes:
+            return SessionWriter(session, message.keep, message.recycle, coder_of(message.coding))
+        until = time.monotonic() + message.seconds
+        while True:
+            try:
+                return NodeWriter(self._store, message, session)
+            except Unavailable:
+                if time.monotonic() >= until or self._is_ending.wait(_AGAIN_SECONDS):
+                    raise
 
     def _tell(self, rank: int, message: Message, fds: Sequence[int]) -> None:
         with self._lock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 
 from ..coding import coder_of
-from ..errors import HoldfastError
 from ..run.joint import PHASES, Joint
 from ..run.nodes import ByNodes
 from ..run.session import Session
@@ -41,13 +40,14 @@ class NodeWriter(JointWriter):
             joint, lambda: session, lambda contents: contents, adopt.seconds, adopt.keep, adopt.recycle, coder_of(adopt.coding)
         )
         team.take_over(PHASES, "its agent was killed, and another one has taken its place")
+        self._board.drop([f"ended/{team.rank}"])
         if team.leads:
             remove_older(store, adopt.claim.attempt)
 
     def close(self) -> None:
         """Say that this node is done; the last one takes the board away."""
         team = self._joint.team
-        with contextlib.suppress(HoldfastError):
+        with contextlib.suppress(Exception):
             self.leave("its agent has ended")
             self._board.post(f"ended/{team.rank}", b"1")
             if self._board.wait([f"ended/{rank}" for rank in team.ranks], _LAST_WORD_SECONDS if team.leads else 0.0):

@@ -21,6 +21,8 @@ from .messages import Begin
 
 log = logging.getLogger("holdfast")
 Check = Callable[[], None]
+_PINNING = 2
+"""How many members pin a step: the first of them may die between the commit and its pin."""
 
 
 class Writer(Protocol):
@@ -57,6 +59,10 @@ class Writer(Protocol):
 
     def leave(self, why: str) -> None:
         """Tell who writes with us that nothing more will come, until the next step does. Never raises."""
+        ...
+
+    def stay(self) -> None:
+        """Take back what `leave` has said. Never raises."""
         ...
 
     def give_up(self) -> None:
@@ -100,6 +106,9 @@ class SessionWriter:
     def leave(self, why: str) -> None:
         return
 
+    def stay(self) -> None:
+        return
+
     def give_up(self) -> None:
         return
 
@@ -129,8 +138,11 @@ class JointWriter:
             metrics=metrics, best=_best(self._keep), recycle=self._recycle, refer=begin.refer, coding=self._coder, check=check,
             turn=begin.turn,
         )  # fmt: skip
-        if begin.pin and self._joint.team.leads:
-            pin(self._joint.store, step.ref, begin.pin)
+        if begin.pin and self._joint.team.position < _PINNING:
+            try:
+                pin(self._joint.store, step.ref, begin.pin)
+            except HoldfastError as error:  # the step is committed, for all
+                log.error("step %d is saved, but not pinned as %r: %s", step.step, begin.pin, error)
         return step
 
     @property
@@ -141,8 +153,12 @@ class JointWriter:
         self._joint.refuse(step, turn, error)
 
     def leave(self, why: str) -> None:
-        with contextlib.suppress(HoldfastError):  # the board is gone: they have a deadline
+        with contextlib.suppress(Exception):  # the board is gone: they have a deadline
             self._joint.team.leave(why)
+
+    def stay(self) -> None:
+        with contextlib.suppress(Exception):
+            self._joint.team.stay()
 
     def give_up(self) -> None:
         self._joint.team.ended.set()

@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from ..agent.gate import said_of
@@ -44,6 +45,20 @@ from .view import Look, View
 log = logging.getLogger("holdfast")
 
 
+@dataclass(frozen=True)
+class UnderWay:
+    """A step that is not durable yet.
+
+    Attributes:
+        began: seconds on the monotonic clock. nbytes: of the state. turn: how many times it was begun.
+    """
+
+    handle: Handle
+    began: float
+    nbytes: int
+    turn: int
+
+
 class Saver:
     """Args:
     ranks: global ranks that save together, () for one process. here: those of them on this node. is_shared: the engine behind
@@ -71,8 +86,8 @@ class Saver:
         self._lock = threading.Condition()
         self._shots: dict[int, Shot] = {}
         """By slot."""
-        self._handles: dict[int, tuple[Handle, float, int]] = {}
-        """By step: those that are under way, when they began, and how many bytes the state had then."""
+        self._handles: dict[int, UnderWay] = {}
+        """By step."""
         self._turns: dict[int, int] = {}
         """How many times a step was begun; the last one only."""
         self._problems: list[HoldfastError] = []
@@ -145,9 +160,9 @@ class Saver:
             barrier.unwatch(old)
             old.release()
         handle = Handle(orders.step, self._attempt, "begun")
-        self._handles[orders.step] = (handle, start, self._slots.nbytes)
+        self._handles[orders.step] = UnderWay(handle, start, self._slots.nbytes, turn)
         step = orders.step
-        shot = Shot(rows, at_once, place.memory, self._turn, lambda at: self.link.send(Progress(step, at)))
+        shot = Shot(rows, at_once, place.memory, self._turn, lambda at: self.link.send(Progress(step, at, turn)))
         self._turn += 1
         self._shots[slot] = shot
         barrier.watch(shot)
@@ -170,9 +185,10 @@ class Saver:
             Superseded, Refused: training must not go on so.
         """
         now = time.monotonic()
-        for step, (handle, began, _) in list(self._handles.items()):
-            if now - began > self._seconds and not handle.is_over:
-                self._fail(step, Deadline(f"step {step} is not durable after {now - began:.0f} s; the writer goes on trying"))
+        for step, one in list(self._handles.items()):
+            if now - one.began > self._seconds and not one.handle.is_over:
+                late = f"step {step} is not durable after {now - one.began:.0f} s; the writer goes on trying"
+                self._fail(step, Deadline(late))
         if self._slots.fatal is not None:
             raise self._slots.fatal
         with self._lock:
@@ -192,10 +208,9 @@ class Saver:
             Deadline: not in time.
         """
         until = time.monotonic() + seconds
-        for handle, _, _ in list(self._handles.values()):
-            handle_left = max(0.0, until - time.monotonic())
+        for one in list(self._handles.values()):
             try:
-                handle.wait(DURABLE, handle_left)
+                one.handle.wait(DURABLE, max(0.0, until - time.monotonic()))
             except Deadline:
                 raise
             except HoldfastError:
@@ -225,13 +240,14 @@ class Saver:
         error = Unavailable(f"{why}; what was not durable yet is lost, training goes on, and another agent is started")
         self._slots.lost()
         with self._lock:
-            under_way = list(self._handles)
+            under_way = {step: one.turn for step, one in self._handles.items()}
             shots, self._shots = list(self._shots.values()), {}
         for shot in shots:
             shot.give_up(error)
             barrier.unwatch(shot)
-        for step in under_way:
+        for step, turn in under_way.items():
             self._fail(step, error)
+            self.link.send(Dropped(step, said_of(error), turn=turn))  # the next one tells agents that wait for it
 
     def _look(self) -> Look:
         look = self._view.look()
@@ -249,11 +265,10 @@ class Saver:
             ref = StepRef(message.step, message.attempt)
             self._committed(ref)
             if found is not None:
-                handle, began, nbytes = found
-                self.last_durable = (message.step, began)
+                self.last_durable = (message.step, found.began)
                 with self._lock:
-                    self._durations.append((time.monotonic() - began, nbytes))
-                handle.reach(DURABLE)
+                    self._durations.append((time.monotonic() - found.began, found.nbytes))
+                found.handle.reach(DURABLE)
                 self._handles.pop(message.step, None)
             return
         error = error_of(message.error)
@@ -269,7 +284,7 @@ class Saver:
     def _fail(self, step: int, error: HoldfastError, is_skip: bool = False) -> None:
         found = self._handles.pop(step, None)
         if found is not None:
-            found[0].fail(error)
+            found.handle.fail(error)
             with self._lock:
                 if not is_skip:
                     self._problems.append(error)
@@ -301,7 +316,8 @@ class Saver:
                 self._fail(handle.step, error)
                 continue
             phases = self._phases(shot, begin)
-            self.link.send(Captured(handle.step, shot.proofs, phases), partial(handle.reach, CAPTURED))
+            captured = Captured(handle.step, shot.proofs, phases, begin.turn)
+            self.link.send(captured, partial(handle.reach, CAPTURED))
 
     def _phases(self, shot: Shot, begin: Begin) -> tuple[Phase, ...]:
         """What a capture that has just ended took, and for how long it held up training."""

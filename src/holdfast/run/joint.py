@@ -140,22 +140,20 @@ class Joint:
 
             order = msgspec.convert(call.round(BEGIN, begin, conclude), Order)
             self._know(call, order, structure[0])
-            if self._plan is None:
-                self._plan = self.sharing.plan(made[0], structure[0], self._common, self.team.rank)
             self._coding = coding, not refer
-            committed = self._write(call, order, made[0], self._plan, check)
+            committed = self._write(call, order, made[0], structure[0], check)
         if self.session is not None:
             self.session.done(committed)
         return committed
 
     def refuse(self, step: int, turn: int, error: HoldfastError) -> None:
         """Let the others know that this member does not take part in a save, so that they do not wait for it. Never raises."""
-        with contextlib.suppress(HoldfastError):  # the board is gone: they have a deadline
-            self._call(step, turn, 0.0, (BEGIN,)).fail(error)
+        with contextlib.suppress(Exception):  # the board is gone: they have a deadline
+            self._call(step, turn, 0.0, (BEGIN,), enters=False).fail(error)
 
-    def _call(self, step: int, turn: int, seconds: float, phases: Sequence[str]) -> Call:
+    def _call(self, step: int, turn: int, seconds: float, phases: Sequence[str], enters: bool = True) -> Call:
         again = f", try {turn}" if turn > 1 else ""
-        return self.team.call(f"save of step {step} to {self._run_name}{again}", seconds, phases, step)
+        return self.team.call(f"save of step {step} to {self._run_name}{again}", seconds, phases, step, enters)
 
     @property
     def _known(self) -> str:
@@ -205,7 +203,7 @@ class Joint:
 
         self._common = call.round(KNOW, lambda: structure.encode() if rank in order.asked else b"", conclude)
 
-    def _write(self, call: Call, order: Order, contents: Contents, plan: Plan, check: Callable[[], None]) -> Step:
+    def _write(self, call: Call, order: Order, contents: Contents, described: Described, check: Callable[[], None]) -> Step:
         """Write this rank's share, and learn or take the decision."""
         proofs: dict[str, tuple[tuple[int, ...], str]] = {}
         own: list[OwnPart] = []
@@ -215,6 +213,7 @@ class Joint:
         def write() -> dict[str, Any]:
             self._see_the_same_directory(call, order)
             sees.append(True)
+            plan = self._plan = self._plan or self.sharing.plan(contents, described, self._common, self.team.rank)
             proofs.update(_proofs(undeclared_of(plan, contents)))
             own.append(self._write_own(order, written_by(plan, contents)))
             check()
@@ -317,7 +316,7 @@ class Joint:
 
         try:
             answer = call.answer(WROTE, conclude)
-        except BoardGone:
+        except HoldfastError:  # also where only the answer could not be given
             if not found:
                 raise
             return found[0]  # the decision is taken: the others read it in the store
@@ -394,11 +393,12 @@ class Joint:
         except BoardGone:  # the store still decides
             time.sleep(pause)
             return None
-        except Replaced:
+        except Replaced as error:  # whoever answered in the place of a leader that died does not know what that one did
             with contextlib.suppress(HoldfastError):
-                decided = self._decided(order)
+                abort(self.store, order.folder, order.record, str(error))  # does nothing where something was decided: a read
+                decided = self._decided(order)  # may not show yet what that one has just written
                 if decided is not None and decided.decision == "committed":
-                    return {}  # whoever answered in the place of a leader that died did not know of it
+                    return {}
             raise
 
     def _give_up(self, call: Call, order: Order) -> None:

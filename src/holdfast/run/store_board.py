@@ -18,6 +18,7 @@ from ..store.base import Store
 FOLDER = "agents"
 _FIRST_PAUSE_SECONDS = 0.002
 _LONGEST_PAUSE_SECONDS = 0.1
+_LOOKS = 5
 _LONGER = 1.3
 """By how much each pause is longer than the one before."""
 
@@ -31,6 +32,7 @@ class StoreBoard:
 
     def __init__(self, store: Store, folder: str, members: int) -> None:
         self._store, self.folder = store, folder
+        self._has_posted = False
         self._longest_pause = max(_LONGEST_PAUSE_SECONDS, members / 512)
         self._pause = _FIRST_PAUSE_SECONDS
         """Grows from one wait to the next while nothing comes: whoever waits long looks seldom."""
@@ -38,9 +40,10 @@ class StoreBoard:
     def post(self, key: str, data: bytes) -> None:
         name = _name(key)
         with self._reached():
-            while not self._is_first(name, number := max(self._numbers(name), default=0) + 1, data):
+            while not self._is_first(name, number := max(self._numbers([name])[name], default=0) + 1, data):
                 continue
-            for older in self._numbers(name):
+            self._has_posted = True
+            for older in self._numbers([name])[name]:
                 if older < number:
                     self._store.delete(f"{self.folder}/{name}.{older}")
 
@@ -49,9 +52,10 @@ class StoreBoard:
         until = time.monotonic() + seconds
         while True:
             with self._reached():
-                found = {name.partition(".")[0] for name in self._store.list(self.folder)}
+                found = {name.partition(".")[0] for name in self._list()}
             if wanted <= found:
-                self._pause = _FIRST_PAUSE_SECONDS
+                if seconds > 0:
+                    self._pause = _FIRST_PAUSE_SECONDS
                 return True
             left = until - time.monotonic()
             if left <= 0:
@@ -60,8 +64,10 @@ class StoreBoard:
             self._pause = min(self._pause * _LONGER, self._longest_pause)
 
     def read(self, keys: Sequence[str]) -> list[bytes]:
+        names = [_name(key) for key in keys]
         with self._reached():
-            return [self._newest(_name(key))[1] for key in keys]
+            numbers = self._numbers(names)
+            return [self._newest(name, numbers[name])[1] for name in names]
 
     def drop(self, keys: Iterable[str]) -> None:
         names = {_name(key) for key in keys}
@@ -74,7 +80,8 @@ class StoreBoard:
         name = _name(key)
         with self._reached():
             while True:
-                number, stands = self._newest(name) if self._numbers(name) else (0, b"")
+                numbers = self._numbers([name])[name]
+                number, stands = self._newest(name, numbers) if numbers else (0, b"")
                 if stands != expected:
                     return stands
                 if self._is_first(name, number + 1, data):  # values before it stay: else a late one could take their number
@@ -97,16 +104,38 @@ class StoreBoard:
             raise BoardGone(f"{self.folder} in {self._store.url} was removed: a newer attempt has begun there") from error
         return True
 
-    def _numbers(self, name: str) -> list[int]:
-        """Of the values that a key has, ascending."""
-        found = (one.partition(".") for one in self._store.list(self.folder))
-        return sorted(int(number) for known, _, number in found if known == name)
+    def _list(self) -> list[str]:
+        found = self._store.list(self.folder)
+        if not found and self._has_posted:  # what this process has posted is replaced, and never all dropped
+            raise BoardGone(f"{self.folder} in {self._store.url} was removed: a newer attempt has begun there")
+        return found
 
-    def _newest(self, name: str) -> tuple[int, bytes]:
-        """The value that a key has, and its number."""
-        while numbers := self._numbers(name):
-            with contextlib.suppress(FileNotFoundError):  # a newer one has come
-                return numbers[-1], self._store.read(f"{self.folder}/{name}.{numbers[-1]}")
+    def _numbers(self, names: Sequence[str]) -> dict[str, list[int]]:
+        """By name of a key, of the values that it has, ascending."""
+        found: dict[str, list[int]] = {name: [] for name in names}
+        for known, _, number in (one.partition(".") for one in self._list()):
+            if known in found:
+                found[known].append(int(number))
+        return {name: sorted(numbers) for name, numbers in found.items()}
+
+    def _newest(self, name: str, numbers: Sequence[int]) -> tuple[int, bytes]:
+        """The value that a key has, and its number.
+
+        Args:
+            numbers: of its values, when they were looked at.
+        """
+        for _ in range(_LOOKS):
+            if numbers:
+                try:
+                    return numbers[-1], self._store.read(f"{self.folder}/{name}.{numbers[-1]}")
+                except FileNotFoundError:  # a newer one has come
+                    pass
+                except Unavailable:  # so says a network's file system of a file that another node has just removed
+                    if self._numbers([name])[name][-1:] == list(numbers[-1:]):
+                        raise
+            else:  # a listing in several parts may show neither the old value nor the new one
+                time.sleep(_LONGEST_PAUSE_SECONDS)
+            numbers = self._numbers([name])[name]
         raise BoardGone(f"{self.folder} in {self._store.url} has lost a message: was it removed?")
 
     @contextlib.contextmanager

@@ -27,6 +27,8 @@ _GRACE_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 _LOOKED_AT = 64
 _REMEMBERED = 256
+_UNREAD = 8
+"""For how many calls the leader keeps answers that nobody may have read."""
 _FOR_EVER = 1 << 62
 """The order of the call after all others: who is in it takes part in none any more."""
 
@@ -106,21 +108,25 @@ class Team:
         number = self._topics[topic] = self._topics.get(topic, 0) + 1
         return f"{topic}/{number}"
 
-    def call(self, name: str, seconds: float, phases: Sequence[str], order: int = -1) -> Call:
+    def call(self, name: str, seconds: float, phases: Sequence[str], order: int = -1, enters: bool = True) -> Call:
         """Begin a call that all ranks of the team make.
 
         Args:
             name: what is done, and on what; equal on all ranks. seconds: until it must be over.
             phases: of the call, in order: see `Call.round`. order: calls with a larger one come later, if it is not negative.
+            enters: False for a call that this rank only says to take no part in, maybe before its turn.
         """
         number = self._calls[name] = max(self._calls.pop(name, 0) + 1, self._number_of_others(name))
         if len(self._calls) > _REMEMBERED:
             del self._calls[next(iter(self._calls))]
-        if len(self._spent) > 2 and not self.leads:  # the leader has answered two calls since
-            self.board.drop(self._spent.pop(0))
-        self._spent.append([])
+        if enters or not self._spent:
+            # the leader has answered two calls since; its own answers go when all have come to the next one, if they ever do
+            if len(self._spent) > (_UNREAD if self.leads else 2):
+                self.board.drop(self._spent.pop(0))
+            self._spent.append([])
         call = Call(self, f"{name}/{number}", name, seconds, tuple(phases), order)
-        call.enter()
+        if enters:
+            call.enter()
         return call
 
     def leave(self, why: str) -> None:
@@ -131,8 +137,16 @@ class Team:
         """
         self.say_where(Where("", why, _FOR_EVER, True))
 
+    def stay(self) -> None:
+        """Take back what `leave`, or a process that was this member before, has said.
+
+        Raises:
+            BoardGone
+        """
+        self.say_where(Where("", "", -1, True))
+
     def take_over(self, phases: Sequence[str], why: str) -> None:
-        """Fail the calls in which the process that was this member before has taken part, and the others still are.
+        """Fail the calls in which the process that was this member before has taken part, or had entered.
 
         Args:
             phases: of those calls.
@@ -141,13 +155,15 @@ class Team:
         """
         error = msgspec.msgpack.encode(Said(error=[Replaced.__name__, f"{self.name_of(self.rank)}: {why}"]))
         for rank in self.ranks:
-            where = self.where(rank) if rank != self.rank else None
+            where = self.where(rank)
             if where is None or where.is_over:
                 continue
             keys = [f"{where.key}/{phase}/{'answer' if self.leads else self.rank}" for phase in phases]
-            if any(self.board.wait([key], 0.0) for key in keys):  # in a call without a word of it this one can take part
+            # in a call that it had not entered, and has said nothing in, this one can take part
+            if rank == self.rank or any(self.board.wait([key], 0.0) for key in keys):
                 for key in keys:
                     self.board.decide(key, error)
+        self.stay()
 
     def where(self, rank: int) -> Where | None:
         """Which call a member is in, or was in last."""

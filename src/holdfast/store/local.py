@@ -189,7 +189,10 @@ class LocalStore:
 
     def is_unused(self, path: str) -> bool:
         """Whether no reader has the file open."""
-        fd = posix.open_fd(self._at(path), os.O_RDONLY)
+        try:
+            fd = posix.open_fd(self._at(path), os.O_RDWR)  # NFS locks for one alone only what may be written
+        except PermissionError:
+            fd = posix.open_fd(self._at(path), os.O_RDONLY)
         try:
             return _lock(fd, fcntl.LOCK_EX)
         finally:
