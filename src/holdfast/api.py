@@ -264,6 +264,7 @@ def restore(
         Corrupt: stored bytes are damaged; unless `stage`, live tensors may hold wrong bytes then, and the state says so.
         NoCheckpoint, Unavailable, Unsupported.  Deadline: naming the ranks that did not come.
     """
+    from .capture.barrier import hold_all
     from .loading.restoring import restore_from
     from .loading.together import Together
     from .loading.wishes import Wishes
@@ -272,6 +273,7 @@ def restore(
 
     state, seconds, team = State.of(state), seconds_of(deadline, "deadline"), team_of(ranks)
     wishes = Wishes.of(select, exclude, waive, rename, cast, live)
+    hold_all()
     if team is None:
         with open_checkpoint(address, step=step) as checkpoint:
             return restore_from(checkpoint, state, wishes, all_roles=False, stage=stage)

@@ -59,6 +59,7 @@ class Device:
         self.waits = 0
         """How often the thread that made it has waited for the device."""
         self.pinned: list[Bytes] = []
+        self.rooms: list[Bytes] = []
         self._main = threading.current_thread()
         self._computing, self._copying = Late(random.Random(seed), 0.002), Late(random.Random(seed + 1), 0.01)
 
@@ -96,8 +97,15 @@ class Device:
     def start_behind(self, mark: Event) -> None:
         self._copying.put(mark.reached.wait)
 
+    def room(self, nbytes: int) -> Bytes:
+        found = np.full(nbytes, 0xEE, np.uint8)
+        self.rooms.append(found)
+        return found
+
     def copy(self, source: torch.Tensor, out: Bytes) -> None:
         self._copying.put(lambda: np.copyto(out, source.numpy()))
+        if not any(np.may_share_memory(out, one) for one in (*self.pinned, *self.rooms)):
+            self.copied().synchronize()  # a device does not reach such memory by itself
 
     def read(self, work: Callable[[], None]) -> None:
         self._copying.put(work)

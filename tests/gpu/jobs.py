@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import holdfast
 
@@ -32,7 +31,7 @@ class Net(nn.Module):
         for layer in self.layers:
             x = torch.relu(layer(x))
         x = self.norm(x)
-        self.largest = torch.cat([self.largest[1:], x.detach().abs().max().float().view(1)])  # as FP8 keeps it
+        self.largest.copy_(torch.cat([self.largest[1:], x.detach().abs().max().float().view(1)]))  # as FP8 keeps it
         return self.head(x + self.turned.sum(0)) * self.scale
 
 
@@ -45,7 +44,7 @@ class Job:
         torch.manual_seed(seed)
         self.net = Net(width).to(CUDA)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-3, **options)
-        self.average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
         self.scaler = torch.amp.GradScaler("cuda", enabled=is_scaled, init_scale=2.0**22, growth_interval=5)
         self._is_scaled = is_scaled
 
@@ -53,7 +52,7 @@ class Job:
     def state(self) -> holdfast.State:
         return holdfast.State(model=self.net, optimizer=self.optimizer, average=self.average, scaler=self.scaler)
 
-    def train(self) -> None:
+    def train(self, ckpt: holdfast.Checkpointer) -> None:
         tokens = torch.randint(0, 97, (32,), device=CUDA)
         with torch.autocast("cuda", torch.float16, enabled=self._is_scaled):
             loss = nn.functional.cross_entropy(self.net(tokens), tokens)
@@ -61,10 +60,13 @@ class Job:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        self.average.update_parameters(self.net)
+        with ckpt.mutating(), torch.no_grad():  # the scaler may have left the optimizer's step out, and its hook with it
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.net.parameters()), 0.1)
+            for mine, other in zip(self.average.buffers(), self.net.buffers(), strict=True):
+                mine.copy_(other)
 
     def copy(self) -> dict[str, Any]:
-        """The state now, in memory of its own, without waiting for the GPU."""
+        """The state now, in memory of its own; does not wait for the GPU, except for a scaler's scale."""
         return {
             "model": _cloned(self.net.state_dict()),
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),

@@ -113,6 +113,9 @@ def _alive() -> list[Held]:
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    is_recorded = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+    if is_recorded:  # into a graph, which runs later and without this
+        return
     if optimizer not in _seen:
         _seen.add(optimizer)
     if not _order or _order[-1] != id(optimizer):

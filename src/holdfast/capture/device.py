@@ -6,6 +6,7 @@ A kind of device is an entry of KINDS. What torch calls a stream is a queue of w
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -44,8 +45,12 @@ class Streams(Protocol):
         """Have the copying stream wait for a mark."""
         ...
 
+    def room(self, nbytes: int) -> Bytes:
+        """Host memory that the device reaches by itself."""
+        ...
+
     def copy(self, source: torch.Tensor, out: Bytes) -> None:
-        """Enqueue a copy into host memory."""
+        """Enqueue a copy into host memory; returns at once where the device reaches that by itself."""
         ...
 
     def read(self, work: Callable[[], None]) -> None:
@@ -91,12 +96,17 @@ class Cuda:
     def start_behind(self, mark: Any) -> None:
         self._copies.wait_event(mark)
 
+    def room(self, nbytes: int) -> Bytes:
+        found: Bytes = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
+        return found
+
     def copy(self, source: torch.Tensor, out: Bytes) -> None:
-        with torch.cuda.stream(self._copies):
+        with torch.cuda.device(self._device), torch.cuda.stream(self._copies):  # in this order: see `read`
             torch.from_numpy(out).copy_(source, non_blocking=True)
 
     def read(self, work: Callable[[], None]) -> None:
-        with torch.cuda.stream(self._copies):
+        # a stream's context alone would go back to device 0 in a thread that has used none, and take memory there
+        with torch.cuda.device(self._device), torch.cuda.stream(self._copies):
             work()
         self._copies.synchronize()
 
@@ -137,6 +147,7 @@ def _runtime() -> Any:
 
 KINDS: dict[str, Callable[[torch.device], Streams]] = {"cuda": Cuda}
 _made: dict[torch.device, Streams] = {}
+_making = threading.Lock()
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,9 +164,10 @@ def device_of(tensor: torch.Tensor | None) -> torch.device | None:
 
 def streams_of(device: torch.device) -> Streams:
     """The streams of a device, the same ones each time."""
-    if device not in _made:
-        _made[device] = KINDS[device.type](device)
-    return _made[device]
+    with _making:
+        if device not in _made:
+            _made[device] = KINDS[device.type](device)
+        return _made[device]
 
 
 class Pins:
@@ -181,7 +193,9 @@ class Pins:
             log.warning("%d MiB of snapshots could not be pinned: copies from %s are slower", len(memory) >> 20, devices[0])
 
     def drop(self) -> None:
-        """Unpin everything, before the memory goes."""
+        """Unpin everything, before the memory goes. Nothing more may be enqueued into it."""
         pinned, self._pinned, self._arena, self._slots = self._pinned, [], None, set()
+        for streams in list(_made.values()) if pinned else ():  # all devices copy into it, whichever pinned it
+            streams.copied().synchronize()
         for streams, memory in pinned:
             streams.unpin(memory)

@@ -33,38 +33,48 @@ class Flight:
     ) -> None:
         self._streams, self._slot, self._small = streams_of(device), slot, small
         self._glances = [Glance(row, 0, row.nbytes) for row in small] + _glances(lazy, turn)
-        self._seen = np.empty(sum(glance.nbytes for glance in self._glances), np.uint8)
+        self._seen = self._streams.room(sum(glance.nbytes for glance in self._glances))
+        self.refused: list[Row] = []
+        """Of the volatile rows, those for which the device has no memory."""
         self._aside: dict[int, torch.Tensor] = {}
         """By row: what is copied in place of the live bytes."""
         self._lock = threading.Lock()
-        self._open: list[Job] = []
-        """Enqueued since the last mark."""
+        self._open: list[tuple[int, Job]] = []
+        """Enqueued since the last mark, and for whom."""
         self._open_bytes = 0
+        self._behind: dict[int, Mark] = {}
+        """By owner: the last mark behind copies for it."""
         self._marked: deque[tuple[Mark, list[Job]]] = deque()
         pieces = [_apart(row) for row in small]
         pieces += [_flat(row)[start : start + nbytes] for row, start, nbytes in self._glances[len(small) :]]
         self._glanced = self._streams.aside(pieces) if pieces else None
-        if volatile:
-            whole, at = self._streams.aside([_apart(row) for row in volatile]), 0
-            for row in volatile:
-                self._aside[row.ready] = whole[at : at + row.nbytes]
-                at += row.nbytes
+        self._set_aside(volatile)
         self._start = self._streams.now()
         self._has_started = False
+
+    def _set_aside(self, rows: Sequence[Row]) -> None:
+        try:
+            whole, at = self._streams.aside([_apart(row) for row in rows]) if rows else torch.empty(0), 0
+        except torch.OutOfMemoryError:  # training goes on without it
+            self.refused = list(rows)
+            return
+        for row in rows:
+            self._aside[row.ready] = whole[at : at + row.nbytes]
+            at += row.nbytes
 
     def start(self) -> None:
         """Enqueue the copy of what was seen; called before anything else is enqueued, by each thread that is about to."""
         with self._lock:
             if self._has_started:
                 return
-            self._has_started = True
             self._streams.start_behind(self._start)
             if self._glanced is not None:
                 self._streams.copy(self._glanced, self._seen)
                 self._marked.append((self._streams.copied(), []))
+            self._has_started = True
 
-    def enqueue(self, job: Job) -> None:
-        """Have the device copy some bytes of a row; `land` tells when they are there."""
+    def enqueue(self, owner: int, job: Job) -> None:
+        """Have the device copy some bytes of a row, for whom `owner` says; `land` tells when they are there."""
         self.start()
         row, source = job.row, self._aside.get(job.row.ready, job.row.flat)
         out = self._slot[row.at + job.start : row.at + job.start + job.nbytes]
@@ -73,7 +83,7 @@ class Flight:
         else:
             self._streams.copy(source[job.start : job.start + job.nbytes], out)
         with self._lock:
-            self._open.append(job)
+            self._open.append((owner, job))
             self._open_bytes += job.nbytes
             if self._open_bytes >= _MARK_BYTES:
                 self._mark()
@@ -83,13 +93,22 @@ class Flight:
         self.start()
         self._streams.read(work)
 
-    def hold_up(self) -> None:
-        """Have the device compute no further until it has copied what was enqueued."""
-        self._streams.hold_up(self._streams.copied())
+    def hold_up(self, owners: Sequence[int]) -> None:
+        """Have the device compute no further until it has copied what was enqueued for these."""
+        for mark in self._marks_behind(owners):
+            self._streams.hold_up(mark)
 
-    def wait(self) -> None:
-        """Return when all that was enqueued is copied."""
-        self._streams.copied().synchronize()
+    def wait(self, owners: Sequence[int] | None) -> None:
+        """Return when what was enqueued for these, or all, is copied."""
+        for mark in self._marks_behind(owners):
+            mark.synchronize()
+
+    def _marks_behind(self, owners: Sequence[int] | None) -> list[Mark]:
+        with self._lock:
+            if any(owners is None or owner in owners for owner, _ in self._open):
+                self._mark()
+            found = {id(mark): mark for owner, mark in self._behind.items() if owners is None or owner in owners}
+        return list(found.values())
 
     def land(self, landed: Callable[[Job], None]) -> None:
         """Wait for what was enqueued, which is all, and tell of each job when its bytes are there, in order."""
@@ -121,7 +140,9 @@ class Flight:
 
     def _mark(self) -> None:
         if self._open:
-            self._marked.append((self._streams.copied(), self._open))
+            mark = self._streams.copied()
+            self._marked.append((mark, [job for _, job in self._open]))
+            self._behind.update({owner: mark for owner, _ in self._open})
             self._open, self._open_bytes = [], 0
 
     def _scatter(self) -> None:
@@ -148,6 +169,6 @@ def _apart(row: Row) -> torch.Tensor:
 
 
 def _glances(rows: Sequence[Row], turn: int) -> list[Glance]:
-    """Of each row some bytes in the middle, and the sample."""
-    middles = [Glance(row, row.nbytes // 2, min(PROBE_BYTES, row.nbytes - row.nbytes // 2)) for row in rows]
-    return middles + sample(rows, turn)
+    """Of each row the last bytes, which are copied last, and the sample."""
+    ends = [Glance(row, max(0, row.nbytes - PROBE_BYTES), min(PROBE_BYTES, row.nbytes)) for row in rows]
+    return ends + sample(rows, turn)

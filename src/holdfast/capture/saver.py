@@ -257,7 +257,9 @@ class Saver:
 
     def _forget_shots(self) -> None:
         with self._lock:
-            self._shots = {}
+            shots, self._shots = list(self._shots.values()), {}
+        for shot in shots:
+            shot.finish()
 
     def _take_outcome(self, message: Outcome) -> None:
         found = self._handles.get(message.step)

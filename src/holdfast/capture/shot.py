@@ -29,6 +29,7 @@ from .rows import JOB_BYTES, Job, Replica, Row, Rows, Trust
 _TOLD_BYTES = 64 << 20
 _ASIDE_BYTES = 256 << 20
 """How much device memory a capture may take for what changes outside of optimizers; more of it is copied at the call."""
+_SLIGHT_BYTES = 1 << 20
 SET_ASIDE, AT_ONCE, UNOWNED = -2, -1, 0
 """Owners of what nobody changes, of what nobody may wait for, and of what any optimizer waits for; others are their `id`s."""
 
@@ -80,7 +81,7 @@ class Shot:
                 continue
             elif row.trust is Trust.PROVEN and not is_fresh:
                 lazy.append(row)
-            elif row.apart is not None and (is_fresh or row.flat is None or row.trust is Trust.BROKEN):
+            elif row.apart is not None and (is_fresh or row.flat is None or row.trust is Trust.BROKEN or _is_slight(row)):
                 volatile.append(row)
             else:
                 at_once.append(row)
@@ -92,7 +93,9 @@ class Shot:
         for device in rows.devices:
             every, aside, live = ([row for row in some if row.device == device] for some in (rows.rows, volatile, lazy))
             small = [row for row in every if row.is_small and not row.is_instant]
-            self._flights[device] = Flight(device, small, aside, live, self._slot, turn)
+            flight = self._flights[device] = Flight(device, small, aside, live, self._slot, turn)
+            at_once += flight.refused
+            volatile = [row for row in volatile if row not in flight.refused]
             self._flying += live
         self._is_flying = bool(self._flights)
         self._missing = dict(rows.later)
@@ -100,7 +103,7 @@ class Shot:
         for replica in rows.replicas:
             is_lazy = replica.row.trust is Trust.PROVEN and replica.row.position not in fresh
             self._add(replica.row.owner if is_lazy else AT_ONCE, [Job(replica.row, 0, 0, replica)])
-            if not is_lazy and replica.row.position not in fresh:
+            if replica.row.trust is Trust.UNPROVEN and replica.row.position not in fresh:
                 self._replicas.append(replica)
 
     def _share_out(self, rows: Rows, at_once: Sequence[Row], volatile: Sequence[Row]) -> None:
@@ -121,14 +124,14 @@ class Shot:
         waits = AT_ONCE in self._left or AT_ONCE in self._jobs
         self._drain([AT_ONCE])
         if waits:
-            self._wait_for_devices()
+            self._wait_for_devices([AT_ONCE])
 
     def work(self) -> None:
         """Copy what is left, and return when it is copied; called in a thread of its own."""
-        for flight in self._flights.values():
-            flight.start()
-        self._drain(list(self._jobs))
         try:
+            for flight in self._flights.values():
+                flight.start()
+            self._drain([AT_ONCE, *self._jobs])
             for flight in self._flights.values():
                 flight.land(self._landed)
         except BaseException as error:
@@ -154,6 +157,12 @@ class Shot:
             self._distrust()
         self._held_seconds += time.perf_counter() - start
         self._holding_since = 0.0
+
+    def finish(self) -> None:
+        """Return when no device is copying any more; says nothing about what may be changed."""
+        if self._flights:
+            self._drain(list(self._jobs))
+            self._wait_for_devices(None)
 
     @property
     def held_seconds(self) -> float:
@@ -209,7 +218,7 @@ class Shot:
             if job.replica is not None:
                 self._digest(job.replica)
             elif row.device is not None:
-                self._flights[row.device].enqueue(job)
+                self._flights[row.device].enqueue(owner, job)
                 if self._evidence.has_moved(row):
                     self._broken(row)
             else:
@@ -260,14 +269,18 @@ class Shot:
 
     def _prove(self, optimizer: int | None) -> None:
         """Compare what was copied at the call with what an optimizer is about to change: from now on it may be copied later."""
-        mine = [row for row in self._audit if optimizer is None or row.owner in (optimizer, UNOWNED)]
-        known = {row.ready for row in mine}
-        self._audit = [row for row in self._audit if row.ready not in known]
+        with self._changed:  # several threads may run optimizers
+            audit, self._audit = self._audit, []
+            mine = [row for row in audit if optimizer is None or row.owner in (optimizer, UNOWNED)]
+            known = {row.ready for row in mine}
+            self._audit = [row for row in audit if row.ready not in known]
+            replicas, self._replicas = self._replicas, []
+        if self.error is not None:  # what was not copied says nothing about what holds still
+            return
         self._prove_on_devices([row for row in mine if row.device is not None])
         for row in mine:
             if row.device is None:
                 row.trust = Trust.PROVEN if self._is_still(row) else Trust.BROKEN
-        replicas, self._replicas = self._replicas, []
         for replica in replicas:
             is_still = self.proofs.get(replica.name, ((), ""))[1] == source_digest(replica.row.source)
             replica.row.trust = Trust.PROVEN if is_still else Trust.BROKEN
@@ -277,7 +290,10 @@ class Shot:
             here = [row for row in rows if row.device == device]
             compared = [row for row in here if row.flat is not None and self.error is None]
             pairs = [(row, self._slot[row.at : row.at + row.nbytes]) for row in compared]
-            differ = self._flights[device].differ(pairs) if pairs else []
+            try:
+                differ = self._flights[device].differ(pairs) if pairs else []
+            except torch.OutOfMemoryError:  # at the next capture, then
+                continue
             still = {row.ready for row, is_other in zip(compared, differ, strict=True) if not is_other}
             for row in here:
                 row.trust = Trust.PROVEN if row.ready in still else Trust.BROKEN
@@ -293,17 +309,18 @@ class Shot:
             self._flying = [row for row in self._flying if row.ready not in known]
         for row in moved:
             self._broken(row)
-        for flight in self._flights.values():
-            flight.hold_up()
         if optimizer is None:
-            self._wait_for_devices()
+            self._wait_for_devices(None)
+        else:
+            for flight in self._flights.values():
+                flight.hold_up((optimizer, UNOWNED, AT_ONCE))
 
-    def _wait_for_devices(self) -> None:
+    def _wait_for_devices(self, owners: Sequence[int] | None) -> None:
         for flight in self._flights.values():
-            flight.wait()
+            flight.wait(owners)
 
     def _is_still(self, row: Row) -> bool:
-        if self.error is not None or row.bytes is None:
+        if row.bytes is None:
             return False
         for start in range(0, row.nbytes, JOB_BYTES):
             copied = self._slot[row.at + start : row.at + min(row.nbytes, start + JOB_BYTES)]
@@ -324,6 +341,11 @@ class Shot:
                 "this capture is not used, and the tensor is copied at the call from now on. Wrap such code in ckpt.mutating()"
             )
         )
+
+
+def _is_slight(row: Row) -> bool:
+    """Whether it is not worth finding out if a tensor holds still: none of an optimizer, and small."""
+    return row.owner == UNOWNED and row.trust is Trust.UNPROVEN and row.nbytes <= _SLIGHT_BYTES
 
 
 def _within(nbytes: int, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:

@@ -93,7 +93,7 @@ class Slots:
         only; else it captures all that it holds.
     memory: of the node, as `policy.memory.versions` takes it. seconds: until a save that waits for memory gives up.
     agree: what all ranks do about a step, from what this one could: the first to ask decides.
-    replaced: called, in a thread, when other memory has taken the place of what was there.
+    replaced: called, in a thread, before other memory takes the place of what was there; no device may copy into that any more.
     """
 
     def __init__(
@@ -320,19 +320,27 @@ class Slots:
             return
         if self._arena is not None and os.path.sameopenfile(self._arena.fd, fds[0]):  # what is under way in it goes on
             os.close(fds[0])
+            later = []
         else:
-            arena = Arena(fds[0], message.slots, message.slot_bytes)
-            self._pins.drop()
-            for slot in message.free[:1]:
-                self._reach(arena, slot)
-            with self._lock:
-                old, self._arena, self._free = self._arena, arena, set(message.free)
-                self._replaced()
-                if old is not None:  # what is being copied into it has its own view
-                    old.close()
+            later = self._replace(Arena(fds[0], message.slots, message.slot_bytes), message.free)
         with self._lock:
             self._ready = message.number
             self._lock.notify_all()
+        for slot in later:
+            self.hear(Free(slot), [])
+
+    def _replace(self, arena: Arena, free: list[int]) -> list[int]:
+        """Use other memory from now on; returns the free slots that a device must be made to reach first."""
+        self._replaced()
+        self._pins.drop()
+        for slot in free[:1]:
+            self._reach(arena, slot)
+        later = free[1:] if self._rows is not None and self._rows.devices else []
+        with self._lock:
+            old, self._arena, self._free = self._arena, arena, set(free) - set(later)
+            if old is not None:  # what is being copied into it has its own view
+                old.close()
+        return later
 
     def _reach(self, arena: Arena, slot: int) -> None:
         """Make a slot's memory fast to reach, for this process and its devices."""

@@ -150,7 +150,9 @@ class Exchange:
         def room(i: int, nbytes: int) -> Bytes:
             return reads.room(int(which[i]), nbytes)
 
-        return self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw), room=room)
+        damages = self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw), room=room)
+        reads.settle()
+        return damages
 
     def _read_ahead(self, slot: int) -> None:
         """Read this rank's part of every window that passes through a slot, as soon as that is free."""

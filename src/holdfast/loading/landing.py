@@ -43,14 +43,16 @@ class Cuda:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._of_thread = threading.local()
+        self._under_way: list[deque[tuple[Any, Bytes]]] = []
+        """Of all threads: what the device may still have to fetch outlives the thread that has read it."""
 
     def room(self, nbytes: int) -> Bytes:
-        found: Bytes = torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+        found: Bytes = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
         return found
 
     def put(self, copy: Callable[[], None], raw: Bytes) -> None:
         stream, under_way = self._mine()
-        with torch.cuda.stream(stream):
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):  # a stream's context alone goes back to device 0
             copy()
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(stream)
@@ -66,6 +68,7 @@ class Cuda:
         mine = self._of_thread
         if not hasattr(mine, "stream"):
             mine.stream, mine.under_way = torch.cuda.Stream(self._device), deque()  # type: ignore[no-untyped-call]
+            self._under_way.append(mine.under_way)
         return mine.stream, mine.under_way
 
 
