@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .errors import BoardGone, Refused, Unavailable
@@ -103,6 +104,8 @@ def team_of(ranks: Sequence[int] | None) -> Team | None:
         where = f"holdfast/{members[0]}-{members[-1]}-{len(members)}"
         generation = store.add(f"{where}/{rank}", 1)  # what an earlier job of this store has left is not ours
         known[members] = Team(members, rank, TorchBoard(store, f"{where}/{generation}/", len(members)), _node())
+    elif known[members].node != _node():  # it was given another name since
+        known[members] = replace(known[members], node=_node())
     return known[members]
 
 

@@ -163,7 +163,8 @@ class Team:
             if rank == self.rank or any(self.board.wait([key], 0.0) for key in keys):
                 for key in keys:
                     self.board.decide(key, error)
-        self.stay()
+        if self.where(self.rank) is not None:
+            self.stay()
 
     def where(self, rank: int) -> Where | None:
         """Which call a member is in, or was in last."""
