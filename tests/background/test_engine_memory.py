@@ -15,7 +15,7 @@ import holdfast
 from holdfast.agent.arena import Arena
 from holdfast.agent.engine import Engine
 from holdfast.agent.messages import Begin, Captured, Dropped, Free, Memory, Message, Outcome, Row, Table
-from holdfast.agent.versions import DURABLE, FAILED
+from holdfast.agent.versions import DURABLE, FAILED, FILLING, WRITING
 from holdfast.agent.writer import SessionWriter
 from holdfast.run.session import Session
 from holdfast.store.local import LocalStore
@@ -52,8 +52,8 @@ class Ranks:
         self.arenas[rank].slot(slot)[: 4 * count].view(np.float32)[:] = step
         self.engine.receive(rank, Begin(step, slot, table, "", [], {"state": "dict"}, {}, False, "", time.time(), turn))
 
-    def captured(self, rank: int, step: int) -> None:
-        self.engine.receive(rank, Captured(step, {}))
+    def captured(self, rank: int, step: int, turn: int = 1) -> None:
+        self.engine.receive(rank, Captured(step, {}, turn=turn))
 
     def levels(self) -> dict[int, str]:
         return {version.step: version.level for version in self.engine.versions}
@@ -179,6 +179,30 @@ def test_a_rank_that_is_late_for_a_step_which_others_have_lost_twice_is_told_so(
     job.begin(1, 1, 0, 1, 1)
     assert [(m.step, m.error is None) for m in job.told[1] if isinstance(m, Outcome)] == [(1, False)]
     assert job.free_slots(1) == [0]
+
+
+def test_what_a_rank_says_late_of_one_try_is_not_taken_for_the_next_one(ranks: Callable[[int], Ranks]) -> None:
+    """Rank 0 has given its first try up and begun a second one before it hears anything of the first one of rank 1."""
+    job = ranks(2)
+    for rank in (0, 1):
+        job.table(rank, 1, 1000)
+        job.await_free(rank, [1, 2])
+        job.told[rank].clear()
+    job.engine.receive(0, Dropped(5, ["Torn", "it moved"]))
+    job.begin(0, 5, 0, 1, turn=2)
+    job.captured(0, 5, turn=2)
+    job.begin(1, 5, 0, 1, turn=1)
+    job.captured(1, 5, turn=1)
+    assert job.levels() == {5: FILLING}, "rank 1 has not begun what rank 0 has"
+    assert job.free_slots(1) == [0]
+    job.begin(1, 5, 1, 1, turn=2)
+    job.await_level(5, WRITING)
+    job.captured(1, 5, turn=1)
+    time.sleep(0.1)
+    assert job.levels() == {5: WRITING}, "its bytes are still on their way"
+    job.captured(1, 5, turn=2)
+    job.await_level(5, DURABLE)
+    assert job.stored(5, "r1") == [5.0]
 
 
 def test_a_rank_that_comes_back_to_the_same_engine_saves_again_in_memory_of_its_own(ranks: Callable[[int], Ranks]) -> None:
