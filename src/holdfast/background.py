@@ -14,7 +14,7 @@ from typing import Any
 from .agent.links import AgentLink, ThreadLink, ask, reach
 from .agent.marks import Marks
 from .agent.messages import Adopt, Flush, Flushed, Node
-from .agent.place import socket_path
+from .agent.place import node_name, socket_path
 from .agent.recall import remembering
 from .agent.writer import JointWriter, SessionWriter
 from .capture.saver import Saver
@@ -116,7 +116,7 @@ def start(
         given = settings.agent if isinstance(settings.agent, Agent) else Agent()
         idle = seconds_of(given.idle, "Agent(idle=)")
         adopt = _adopt(settings, session, attempt, here, nodes, idle) if rank == here[0] else None
-        saver.link = AgentLink(store.url, _node(), rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
+        saver.link = AgentLink(store.url, node_name(), rank, attempt, adopt, saver.hear, saver.lost, idle, given.nice)
         return saver
     writer: SessionWriter | JointWriter
     marks, coder = Marks(store), coder_of(settings.coding)
@@ -157,7 +157,7 @@ def _finish(store: Store, seconds: float, absent: tuple[str, ...], present: tupl
         absent: nodes of the job that have none. present: nodes of the job that have one, where there are several.
     """
     try:
-        answer = ask(store.url, _node(), Flush(seconds, absent, present), seconds + 1.0)
+        answer = ask(store.url, node_name(), Flush(seconds, absent, present), seconds + 1.0)
     except Deadline:
         answer = Flushed(False)
     if answer == Flushed(False):
@@ -167,7 +167,7 @@ def _finish(store: Store, seconds: float, absent: tuple[str, ...], present: tupl
 def _has_agent(store: Store) -> bool:
     """Whether somebody listens on this node for the run, even if he does not answer."""
     try:
-        end = reach(socket_path(store.url, _node()))
+        end = reach(socket_path(store.url, node_name()))
     except OSError:
         return True
     if end is not None:
@@ -181,7 +181,7 @@ def in_memory(store: Store) -> Iterator[Store]:
     if is_synchronous() or not _is_reachable(store):
         yield store
         return
-    with remembering(store, _node()) as found:
+    with remembering(store, node_name()) as found:
         yield found
 
 
@@ -215,11 +215,6 @@ def _held(session: Session | None) -> Session:
 def _is_reachable(store: Any) -> bool:
     """Whether another process can open the same store by its URL."""
     return type(store) is LocalStore and store.is_default
-
-
-def _node() -> str:
-    """What tells this node's agents from those of others on the same machine."""
-    return os.environ.get("HOLDFAST_NODE", "")
 
 
 def _look_around(team: Team | None, store: Store, attempt: int, seconds: float) -> tuple[tuple[Node, ...], bool]:

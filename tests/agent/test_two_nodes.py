@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,15 +19,19 @@ from holdfast.agent.messages import Adopt, Begin, Captured, Dropped, Memory, Mes
 from holdfast.agent.node import node_contents
 from holdfast.agent.together import NodeWriter
 from holdfast.agent.versions import DURABLE, FAILED, WRITING
+from holdfast.errors import NoSpace
 from holdfast.format.records import Claim
 from holdfast.run.session import Session
 from holdfast.run.store_board import StoreBoard, board_folder
+from holdfast.store.base import Store
 from holdfast.store.local import LocalStore
+from holdfast.store.wrap import Wrapped
 
 NODES = (Node("a", (0, 1)), Node("b", (2,)))
 ROWS, WIDTH = 12, 4096
 """Of the tensor that all ranks have: large enough to be cut."""
 PATIENCE_SECONDS = 30.0
+T = TypeVar("T")
 Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
@@ -36,11 +40,26 @@ def row(name: str, shape: tuple[int, ...], at: int, box: Box | None = None, held
     return Row(name, ["state", name.partition(".")[2]], "float32", shape, "state", None, None, box, at, nbytes, 1, held, by)
 
 
+class FullOnceCommitted(Wrapped):
+    """A disk with room for a commit and not for a byte more of what nodes tell each other."""
+
+    is_full = False
+
+    def call(self, operation: str, path: str, run: Callable[[], T], nbytes: int = 0) -> T:
+        if self.is_full and operation == "create" and path.startswith("agents/"):
+            raise NoSpace(f"injected: no room for {path}")
+        found = run()
+        self.is_full = self.is_full or (operation == "create" and path.endswith("/commit.json"))
+        return found
+
+
 class OneNode:
     """Real engine, writer, board and disk of one node."""
 
-    def __init__(self, run: Path, node: Node, nodes: tuple[Node, ...], claim: Claim, seconds: float) -> None:
-        store = LocalStore(run)
+    def __init__(
+        self, run: Path, node: Node, nodes: tuple[Node, ...], claim: Claim, seconds: float, store: Store | None = None
+    ) -> None:
+        store = store or LocalStore(run)
         adopt = Adopt(claim, node.ranks, {}, holdfast.Keep(last=100), False, 60.0, "raw", nodes, seconds)
         self.node, self.told = node, {rank: [] for rank in node.ranks}  # type: ignore[var-annotated]
         self.arenas: dict[int, Arena] = {}
@@ -90,14 +109,14 @@ class OneNode:
 class Several:
     """The nodes of a job."""
 
-    def __init__(self, run: Path, nodes: tuple[Node, ...], seconds: float) -> None:
+    def __init__(self, run: Path, nodes: tuple[Node, ...], seconds: float, stores: Mapping[str, Store] | None = None) -> None:
         self.run, self._nodes, self._seconds = run, nodes, seconds
         self._claim = Session(LocalStore(run), {"holdfast": "0"}).claim
         self.all: list[OneNode] = []
-        self.by_name = {node.name: self.start(node) for node in nodes}
+        self.by_name = {node.name: self.start(node, (stores or {}).get(node.name)) for node in nodes}
 
-    def start(self, node: Node) -> OneNode:
-        self.all.append(OneNode(self.run, node, self._nodes, self._claim, self._seconds))
+    def start(self, node: Node, store: Store | None = None) -> OneNode:
+        self.all.append(OneNode(self.run, node, self._nodes, self._claim, self._seconds, store))
         return self.all[-1]
 
     def stored(self, step: int) -> dict[str, Any]:
@@ -111,8 +130,8 @@ class Several:
 def several(tmp_path: Path) -> Iterator[Callable[..., Several]]:
     made: list[Several] = []
 
-    def make(nodes: tuple[Node, ...] = NODES, seconds: float = 60.0) -> Several:
-        made.append(Several(tmp_path / "run", nodes, seconds))
+    def make(nodes: tuple[Node, ...] = NODES, seconds: float = 60.0, stores: Mapping[str, Store] | None = None) -> Several:
+        made.append(Several(tmp_path / "run", nodes, seconds, stores))
         return made[0]
 
     yield make
@@ -343,3 +362,13 @@ def test_nothing_is_left_of_the_board_when_all_have_ended(several: Callable[...,
     for one in (a, b):
         for arena in one.arenas.values():
             arena.close()
+
+
+def test_a_disk_that_is_full_right_after_the_commit_does_not_undo_it(several: Callable[..., Several], tmp_path: Path) -> None:
+    """The leader cannot give its answer any more; the others read the decision, and no node says anything else."""
+    job = several(stores={"a": FullOnceCommitted(LocalStore(tmp_path / "run"))})
+    a, b = replicas(job, "a layout")
+    save_replicas(a, b, 1, numbers())
+    for node in (a, b):
+        node.await_level(1, DURABLE)
+    assert np.array_equal(job.stored(1)["w"].numpy().reshape(-1), numbers())

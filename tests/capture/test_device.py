@@ -152,3 +152,19 @@ def test_mutating_waits_for_the_device(tmp_path: Path, device: Device) -> None:
     steps = [one.step for one in holdfast.Run(tmp_path / "run").steps()]
     assert steps[-1] == 5
     assert {step: wrong for step in steps if (wrong := wrong_in(tmp_path / "run", step))} == {}
+
+
+def test_a_load_from_elsewhere_waits_for_the_device(tmp_path: Path, device: Device) -> None:
+    """`restore` writes into live tensors itself, in no stream that the capture knows of."""
+    job = Job(device)
+    with holdfast.Checkpointer(
+        tmp_path / "run", job.state, save=holdfast.Every(steps=1), keep=holdfast.Keep(last=None), on_full="wait"
+    ) as ckpt:
+        ckpt.resume()
+        for step in range(1, 6):
+            job.train()
+            handle = ckpt.step(step)
+        holdfast.restore(tmp_path / "run", job.state, step=1)
+        assert handle is not None
+        assert handle.wait("durable", 60).error is None
+    assert wrong_in(tmp_path / "run", 5) == []

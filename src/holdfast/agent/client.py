@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 from ..run.status import Status
 from .links import ask
 from .messages import Ask, Flush, Flushed, Stop, Told
-from .place import socket_path
+from .place import node_name, socket_path
 
 _ASK_SECONDS = 5.0
 _END_SECONDS = 5.0
@@ -23,7 +22,7 @@ def status_of(url: str) -> Status | None:
     Raises:
         Deadline: there is one, and it does not answer.
     """
-    answer = ask(url, _node(), Ask(), _ASK_SECONDS)
+    answer = ask(url, node_name(), Ask(), _ASK_SECONDS)
     return answer.status if isinstance(answer, Told) else None
 
 
@@ -33,20 +32,16 @@ def flush(url: str, seconds: float) -> bool | None:
     Raises:
         Deadline: it does not answer.
     """
-    answer = ask(url, _node(), Flush(seconds), seconds + _ASK_SECONDS)
+    answer = ask(url, node_name(), Flush(seconds), seconds + _ASK_SECONDS)
     return answer.is_done if isinstance(answer, Flushed) else None
 
 
 def stop(url: str, seconds: float) -> bool | None:
     """Have the agent flush and end; as `flush`. It is gone on return, if it was done in time."""
-    answer = ask(url, _node(), Stop(), seconds + _ASK_SECONDS)
+    answer = ask(url, node_name(), Stop(), seconds + _ASK_SECONDS)
     if not isinstance(answer, Flushed):
         return None
     until = time.monotonic() + _END_SECONDS
-    while answer.is_done and time.monotonic() < until and socket_path(url, _node()).exists():
+    while answer.is_done and time.monotonic() < until and socket_path(url, node_name()).exists():
         time.sleep(_LOOK_SECONDS)
     return answer.is_done
-
-
-def _node() -> str:
-    return os.environ.get("HOLDFAST_NODE", "")

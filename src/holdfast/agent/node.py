@@ -19,7 +19,7 @@ from .messages import Row
 _Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-class Joined:
+class Chained:
     """The bytes of several sources, one after the other."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
@@ -100,7 +100,7 @@ def _source(rows: list[tuple[tuple[int, ...], Row, Taken]]) -> Source:
                 "give different tensors different names, or wrap them in holdfast.PerRank"
             )
     sources = [ArenaSource(one.slot, row.at, row.nbytes, one.gate, row.ready) for _, row, one in rows]
-    return sources[0] if len(sources) == 1 else Joined(sources)
+    return sources[0] if len(sources) == 1 else Chained(sources)
 
 
 def _item(row: Row) -> TensorItem:

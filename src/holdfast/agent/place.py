@@ -33,6 +33,11 @@ def directory() -> Path:
     return path
 
 
+def node_name() -> str:
+    """HOLDFAST_NODE: what tells agents of several nodes apart that share a directory; empty where it is not set."""
+    return os.environ.get("HOLDFAST_NODE", "")
+
+
 def socket_path(url: str, node: str = "") -> Path:
     """The socket of the agent of a run. `node` tells apart what on one machine is treated as several nodes."""
     return directory() / f"{hex_digest(f'{url}|{node}'.encode())[:20]}.sock"

@@ -25,7 +25,7 @@ class NodeWriter(JointWriter):
     """One node's part in what the agents of a job write together.
 
     Args:
-        name: of this node, as the job has it. session: of the run, under the job's attempt; used by the node that leads.
+        session: of the run, under the job's attempt; used by the node that leads.
     Raises:
         BoardGone: the store does not answer.
     """

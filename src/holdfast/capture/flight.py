@@ -53,11 +53,14 @@ class Flight:
         self._has_started = False
 
     def _set_aside(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            return
         try:
-            whole, at = self._streams.aside([_apart(row) for row in rows]) if rows else torch.empty(0), 0
+            whole = self._streams.aside([_apart(row) for row in rows])
         except torch.OutOfMemoryError:  # training goes on without it
             self.refused = list(rows)
             return
+        at = 0
         for row in rows:
             self._aside[row.ready] = whole[at : at + row.nbytes]
             at += row.nbytes

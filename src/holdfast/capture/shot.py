@@ -121,10 +121,8 @@ class Shot:
 
     def finish_at_once(self) -> None:
         """Copy what must have been copied when the call returns; `work` in another thread helps."""
-        waits = AT_ONCE in self._left or AT_ONCE in self._jobs
         self._drain([AT_ONCE])
-        if waits:
-            self._wait_for_devices([AT_ONCE])
+        self._wait_for_devices([AT_ONCE])
 
     def work(self) -> None:
         """Copy what is left, and return when it is copied; called in a thread of its own."""

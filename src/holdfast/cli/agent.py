@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 from typing import Annotated
 
 import msgspec
@@ -59,12 +58,12 @@ def agent(
 def _serve(run: str, idle: str, nice: int) -> int:
     """Be the agent: for a service or a DaemonSet, which the end of a job does not end."""
     from ..agent.links import reach
-    from ..agent.place import socket_path, starting
+    from ..agent.place import node_name, socket_path, starting
     from ..agent.serve import listen, serve
     from ..store.locate import open_store
 
     url = open_store(run).url
-    path = socket_path(url, os.environ.get("HOLDFAST_NODE", ""))
+    path = socket_path(url, node_name())
     with starting(path):
         if (other := reach(path)) is not None:
             other.close()

@@ -150,9 +150,7 @@ class Exchange:
         def room(i: int, nbytes: int) -> Bytes:
             return reads.room(int(which[i]), nbytes)
 
-        damages = self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw), room=room)
-        reads.settle()
-        return damages
+        return self._checkpoint.read(chunks, target, lambda i, raw: reads.deliver(int(which[i]), raw), room=room)
 
     def _read_ahead(self, slot: int) -> None:
         """Read this rank's part of every window that passes through a slot, as soon as that is free."""

@@ -87,9 +87,7 @@ class Direct:
     def fill(self) -> list[Damage]:
         reads = self._reads
         self.read_bytes = int(reads.chunks.stored_bytes.sum(dtype=np.int64))
-        damages = self._checkpoint.read(reads.chunks, reads.target, reads.deliver, room=reads.room)
-        reads.settle()
-        return damages
+        return self._checkpoint.read(reads.chunks, reads.target, reads.deliver, room=reads.room)
 
 
 def settle(fills: list[Fill]) -> None:
